@@ -1,0 +1,150 @@
+"""Comparers: how a result is held to its oracle. Each one refuses NaN where the oracle has none, and says where it was worst.
+
+A comparer that cannot fail is worthless, so each has a planted fault in the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`error` and `limit` are in the comparer's own unit; `index`, `expected` and `got` are of the worst element."""
+
+    ok: bool
+    error: float
+    limit: float
+    index: tuple[int, ...] = ()
+    expected: float | int | None = None
+    got: float | int | None = None
+    note: str = ""
+
+    def __str__(self) -> str:
+        where = f" at {list(self.index)}: expected {self.expected!r}, got {self.got!r}" if self.expected is not None else ""
+        return f"error {self.error:.3g} (limit {self.limit:.3g}){where}{'; ' + self.note if self.note else ''}"
+
+
+@dataclass(frozen=True)
+class Comparer:
+    """`measure(expected, got)` gives (error, per-element badness); the worst element is the one of largest badness."""
+
+    name: str
+    limit: float
+    measure: Callable[[Tensor, Tensor], tuple[float, Tensor]]
+    exact_dtype: bool = False
+
+    def __call__(self, expected: Tensor, got: Tensor) -> Verdict:
+        expected, got = expected.detach().cpu(), got.detach().cpu()
+        if expected.shape != got.shape:
+            note = f"expected shape {tuple(expected.shape)}, got {tuple(got.shape)}"
+            return Verdict(False, float("inf"), self.limit, note=note)
+        if self.exact_dtype and expected.dtype != got.dtype:
+            return Verdict(False, float("inf"), self.limit, note=f"expected {expected.dtype}, got {got.dtype}")
+        if expected.numel() == 0:
+            return Verdict(True, 0.0, self.limit)
+        if got.is_floating_point() and expected.is_floating_point():
+            astray = torch.isnan(got) != torch.isnan(expected)
+            if bool(astray.any()):
+                return self._verdict(False, float("nan"), astray.double(), expected, got, f"{int(astray.sum())} NaN astray")
+        error, badness = self.measure(expected, got)
+        return self._verdict(error <= self.limit, error, badness, expected, got)
+
+    def _verdict(self, ok: bool, error: float, badness: Tensor, expected: Tensor, got: Tensor, note: str = "") -> Verdict:
+        flat = int(torch.argmax(torch.nan_to_num(badness, nan=torch.inf).reshape(-1)))
+        index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), expected.shape))
+        return Verdict(ok, error, self.limit, index, expected[index].item(), got[index].item(), note)
+
+
+def _as_int(t: Tensor) -> Tensor:
+    return t.contiguous().view(_BITS[t.element_size()]).to(torch.int64) if t.is_floating_point() else t.to(torch.int64)
+
+
+def _distance(a: Tensor, b: Tensor) -> Tensor:
+    """|a - b| in float64, equal infinities counted as no distance, two NaN likewise."""
+    a, b = a.double(), b.double()
+    same = (a == b) | (torch.isnan(a) & torch.isnan(b))
+    return torch.where(same, torch.zeros_like(a), (a - b).abs())
+
+
+def bits(nan_payload: bool = False) -> Comparer:
+    """Every bit equal, -0.0 told from +0.0; NaN payloads count only if asked for. The error is how many elements differ."""
+
+    def measure(expected: Tensor, got: Tensor) -> tuple[float, Tensor]:
+        differ = _as_int(expected) != _as_int(got)
+        if not nan_payload and expected.is_floating_point():
+            differ &= ~(torch.isnan(expected) & torch.isnan(got))
+        return float(differ.sum()), differ.double()
+
+    return Comparer("bits", 0.0, measure, exact_dtype=True)
+
+
+def ulp(limit: float = 1.0) -> Comparer:
+    """Distance in units of the last place of the dtype, counted over the ordered bit patterns."""
+
+    def ordered(t: Tensor) -> Tensor:
+        i = _as_int(t)
+        low = -(2 ** (8 * t.element_size() - 1))
+        return torch.where(i < 0, low - i, i)  # -0 and +0 both become 0
+
+    def measure(expected: Tensor, got: Tensor) -> tuple[float, Tensor]:
+        steps = (ordered(expected) - ordered(got)).abs().double()
+        if expected.is_floating_point():
+            steps[torch.isnan(expected) & torch.isnan(got)] = 0.0
+        return float(steps.max()), steps
+
+    return Comparer("ulp", limit, measure, exact_dtype=True)
+
+
+def close(abs: float = 0.0, rel: float = 0.0) -> Comparer:
+    """|expected - got| <= abs + rel * max(|expected|, |got|); the error is the worst distance as a share of that bound."""
+
+    def measure(expected: Tensor, got: Tensor) -> tuple[float, Tensor]:
+        size = torch.maximum(expected.double().abs(), got.double().abs())
+        bound = abs + rel * torch.where(torch.isfinite(size), size, torch.zeros_like(size))
+        distance = _distance(expected, got)
+        share = torch.where(distance == 0, torch.zeros_like(distance), distance / bound)
+        return float(share.max()), share
+
+    return Comparer(f"close(abs={abs:g}, rel={rel:g})", 1.0, measure)
+
+
+def rel_l1(limit: float) -> Comparer:
+    """sum |expected - got| / max(sum |expected|, 1e-30) (SPEC C19)."""
+
+    def measure(expected: Tensor, got: Tensor) -> tuple[float, Tensor]:
+        distance = _distance(expected, got)
+        return float(distance.sum() / max(float(expected.double().abs().sum()), 1e-30)), distance
+
+    return Comparer("rel_l1", limit, measure)
+
+
+def rmse_ratio(limit: float) -> Comparer:
+    """rms(expected - got) / (rms(expected) + 1e-30): sees a small signal that an absolute bound would drown (SPEC Z15)."""
+
+    def measure(expected: Tensor, got: Tensor) -> tuple[float, Tensor]:
+        distance = _distance(expected, got)
+        size = float(expected.double().pow(2).mean().sqrt())
+        return float(distance.pow(2).mean().sqrt()) / (size + 1e-30), distance
+
+    return Comparer("rmse_ratio", limit, measure)
+
+
+def all_of(*comparers: Comparer) -> Comparer:
+    """Holds when all of them hold; reports the first that does not, as a share of its limit."""
+
+    def measure(expected: Tensor, got: Tensor) -> tuple[float, Tensor]:
+        worst, shown = -1.0, torch.zeros(expected.shape, dtype=torch.float64)
+        for comparer in comparers:
+            error, badness = comparer.measure(expected, got)
+            share = error / comparer.limit if comparer.limit else (0.0 if error == 0 else float("inf"))
+            if share > worst:
+                worst, shown = share, badness
+        return worst, shown
+
+    return Comparer(" and ".join(c.name for c in comparers), 1.0, measure, any(c.exact_dtype for c in comparers))

@@ -150,6 +150,8 @@ class Operator:
     def __call__(self, *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> Any:
         if out is None:
             return self._default(*args, **kwargs)
+        if self._out is None:
+            raise InputError(f"{self.name}: takes no out")
         self._out(*args, **kwargs, out=out)
         return out
 
@@ -231,7 +233,7 @@ class Operator:
 
 
 def plan(op: str, *args: Any, impl: str | None = None, **kwargs: Any) -> Plan:
-    """What `op(*args, **kwargs)` would run: kernel, layout, workspace, summation, refusals. Runs nothing and looks at no values.
+    """What `op(*args, **kwargs)` would run: kernel, layout, workspace, summation, refusals. It runs nothing, looks at no values.
 
     >>> import torch, narrowgate as ng
     >>> ng.plan("l2_norm", torch.randn(3, 5)).impl

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Callable
 
-from narrowgate.conformance.case import Case, Rival
+import torch
+from torch import Generator, Tensor
+
+from narrowgate.conformance.case import Arguments, Case, Rival
 from narrowgate.conformance.compare import close
 
 
@@ -19,7 +21,7 @@ def _l2_mean(x: Tensor, *, eps: float = 1e-6) -> dict[str, Tensor]:
     return {"y": x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()}
 
 
-def _uniform(*shape: int):
+def _uniform(*shape: int) -> Callable[[Generator], Arguments]:
     return lambda g: {"x": torch.rand(shape, generator=g) * 12 - 6}
 
 
@@ -29,7 +31,10 @@ CASES: list[Case] = [
         rivals=(Rival("mean for sum", _l2_mean),), spec=("D26",),
     ),
     *[
-        Case("l2_norm", f"shape {shape}", _uniform(*shape), _l2, close(rel=1.2e-5), rivals=(Rival("mean for sum", _l2_mean),), spec=("D26",))
+        Case(
+            "l2_norm", f"shape {shape}", _uniform(*shape), _l2, close(rel=1.2e-5),
+            rivals=(Rival("mean for sum", _l2_mean),), spec=("D26",),
+        )
         for shape in ((5, 127), (3, 2, 128), (2, 300))
     ],
 ]  # fmt: skip

@@ -72,6 +72,11 @@ def _distance(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(same, torch.zeros_like(a), (a - b).abs())
 
 
+def _finite(t: Tensor) -> Tensor:
+    """In float64, with NaN and infinities as 0: what a sum over the whole tensor may count as its size."""
+    return torch.nan_to_num(t.double(), nan=0.0, posinf=0.0, neginf=0.0)
+
+
 def bits(nan_payload: bool = False) -> Comparer:
     """Every bit equal, -0.0 told from +0.0; NaN payloads count only if asked for. The error is how many elements differ."""
 
@@ -119,7 +124,7 @@ def rel_l1(limit: float) -> Comparer:
 
     def measure(expected: Tensor, got: Tensor) -> tuple[float, Tensor]:
         distance = _distance(expected, got)
-        return float(distance.sum() / max(float(expected.double().abs().sum()), 1e-30)), distance
+        return float(distance.sum() / max(float(_finite(expected).abs().sum()), 1e-30)), distance
 
     return Comparer("rel_l1", limit, measure)
 
@@ -129,7 +134,7 @@ def rmse_ratio(limit: float) -> Comparer:
 
     def measure(expected: Tensor, got: Tensor) -> tuple[float, Tensor]:
         distance = _distance(expected, got)
-        size = float(expected.double().pow(2).mean().sqrt())
+        size = float(_finite(expected).pow(2).mean().sqrt())
         return float(distance.pow(2).mean().sqrt()) / (size + 1e-30), distance
 
     return Comparer("rmse_ratio", limit, measure)

@@ -233,7 +233,7 @@ class Operator:
 
 
 def plan(op: str, *args: Any, impl: str | None = None, **kwargs: Any) -> Plan:
-    """What `op(*args, **kwargs)` would run: kernel, layout, workspace, summation, refusals. It runs nothing, looks at no values.
+    """What `op(*args, **kwargs)` would run: kernel, layout, workspace, summation, refusals. It runs nothing and sees no values.
 
     >>> import torch, narrowgate as ng
     >>> ng.plan("l2_norm", torch.randn(3, 5)).impl

@@ -74,7 +74,8 @@ def crashes(x, *, out=None):
 
 
 FAULTS = [
-    (beside, "beside a buffer"), (before, "beside a buffer"), (changes_input, "input was changed"), (forgets_last, "NaN astray"),
+    (beside, "beside a buffer"),
+    (before, "beside a buffer"), (changes_input, "input was changed"), (forgets_last, "NaN astray"),
     (other_bits_with_out, "other bits"), (returns_another, "not the tensor returned"), (crashes, "planted"),
     (lambda x, *, out=None: double(x, out=out).neg_(), "bits"), (lambda x: None, "nothing came back"),
 ]  # fmt: skip

@@ -1,0 +1,104 @@
+"""The one reference decode: codes and scales to float32, in the order that every implementation promises.
+
+value = decode(code), minus the zero point, times each scale innermost first, plus the offset (its factors multiplied left
+to right first). Every step is one float32 rounding, nothing is fused; the caller rounds once more to the dtype it wants.
+Exactness of each step: element codes decode exactly, so a kernel that follows the same order gives the same bits.
+`rows` bounds memory: rows are decoded independently, a caller may take any slice of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from narrowgate.errors import InputError
+from narrowgate.formats import element
+from narrowgate.packing.layout import row_count
+from narrowgate.packing.registry import layout
+from narrowgate.packing.scale import Scale
+from narrowgate.packing.tensor import PackedTensor
+
+
+def decode(w: PackedTensor) -> Tensor:
+    """All values of `w` as float32 [shape].
+
+    >>> from narrowgate.packing import pack
+    >>> decode(pack(torch.tensor([[1, 2, 3, 15]]), "int4")).tolist()
+    [[1.0, 2.0, 3.0, -1.0]]
+    """
+    return decode_rows(w, 0, row_count(w.shape)).view(w.shape)
+
+
+def decode_rows(w: PackedTensor, start: int, stop: int) -> Tensor:
+    """Rows [start, stop) as float32 [stop - start, K]; rows are the leading axes taken together (E*N of [E, N, K]).
+
+    Any cut is legal, inside a scale block too. Raises InputError for bounds outside the tensor.
+    """
+    rows, width = row_count(w.shape), w.shape[-1]
+    if not 0 <= start <= stop <= rows:
+        raise InputError(f"decode_rows: expected 0 <= start <= stop <= {rows}, got [{start}, {stop})")
+    kind = element(w.element)
+    codes = layout(w.layout).unpack_rows(w.data, kind.bits, w.shape, start, stop)
+    if w.codebook is not None:
+        values = _look_up(w.codebook.view(torch.float32), codes)
+    elif kind.bits <= 8:
+        values = _look_up(_decode_table(w.element, w.device), codes)
+    else:
+        values = kind.decode(codes)
+    if values.numel() == 0:
+        return values.reshape(stop - start, width)
+    if w.zero_points is not None:
+        values = _in_blocks(values, w.zero_points, w.shape, start, stop, torch.Tensor.sub_)
+    for scale in w.scales:
+        values = _in_blocks(values, scale, w.shape, start, stop, torch.Tensor.mul_)
+    if w.offset:
+        added = torch.ones_like(values)
+        for scale in w.offset:  # 1 * x is x, so the first factor is taken as it is
+            added = _in_blocks(added, scale, w.shape, start, stop, torch.Tensor.mul_)
+        values.add_(added)
+    return values
+
+
+@lru_cache(maxsize=64)
+def _decode_table(name: str, device: torch.device) -> Tensor:
+    return element(name).decode(torch.arange(2 ** element(name).bits)).to(device)
+
+
+def _look_up(table: Tensor, codes: Tensor) -> Tensor:
+    return table.index_select(0, codes.reshape(-1).to(torch.int32)).view(codes.shape)
+
+
+Change = Callable[[Tensor, Tensor], Tensor]
+
+
+def _in_blocks(values: Tensor, scale: Scale, shape: tuple[int, ...], start: int, stop: int, apply: Change) -> Tensor:
+    """apply(values, scale) in place, each scale over its own columns; the last block of a row may be short."""
+    factors = _scale_rows(scale, shape, start, stop)  # [rows or 1, blocks]
+    width, block = values.shape[1], min(scale.block[-1], values.shape[1])
+    whole = width // block * block
+    apply(values[:, :whole].unflatten(1, (-1, block)), factors[:, : whole // block, None])
+    if whole < width:
+        apply(values[:, whole:], factors[:, whole // block :])
+    return values
+
+
+def _scale_rows(scale: Scale, shape: tuple[int, ...], start: int, stop: int) -> Tensor:
+    """float32 [rows or 1, blocks of a row]: the scales that rows [start, stop) meet."""
+    grid = scale.grid(shape)
+    record, chosen = element(scale.element), layout(scale.layout)
+    if row_count(grid) == 1:
+        return record.decode(chosen.unpack_rows(scale.data, record.bits, grid, 0, 1))
+    if grid[:-1] == shape[:-1]:
+        return record.decode(chosen.unpack_rows(scale.data, record.bits, grid, start, stop))
+    codes = chosen.unpack_rows(scale.data, record.bits, grid, 0, row_count(grid))
+    row = torch.arange(start, stop, device=scale.data.device)
+    index = torch.zeros_like(row)
+    stride_rows, stride_grid = 1, 1
+    for extent, block, cells in zip(reversed(shape[:-1]), reversed(scale.block[:-1]), reversed(grid[:-1]), strict=True):
+        index += row // stride_rows % extent // block * stride_grid
+        stride_rows *= extent
+        stride_grid *= cells
+    return record.decode(codes.index_select(0, index))

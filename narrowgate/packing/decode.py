@@ -37,11 +37,25 @@ def decode_rows(w: PackedTensor, start: int, stop: int) -> Tensor:
 
     Any cut is legal, inside a scale block too. Raises InputError for bounds outside the tensor.
     """
-    rows, width = row_count(w.shape), w.shape[-1]
+    rows = row_count(w.shape)
     if not 0 <= start <= stop <= rows:
         raise InputError(f"decode_rows: expected 0 <= start <= stop <= {rows}, got [{start}, {stop})")
+    codes = layout(w.layout).unpack_rows(w.data, element(w.element).bits, w.shape, start, stop)
+    return _decode(w, codes, slice(start, stop))
+
+
+def gather_rows(w: PackedTensor, index: Tensor) -> Tensor:
+    """Rows by number, in any order and with repeats, as float32 [len(index), K]: what an embedding reads.
+
+    index: int64 [n], every entry a row of the tensor (the caller has checked).
+    """
+    codes = layout(w.layout).gather_rows(w.data, element(w.element).bits, w.shape, index)
+    return _decode(w, codes, index)
+
+
+def _decode(w: PackedTensor, codes: Tensor, rows: slice | Tensor) -> Tensor:
+    """Values from codes [n, K] of the rows that `rows` names."""
     kind = element(w.element)
-    codes = layout(w.layout).unpack_rows(w.data, kind.bits, w.shape, start, stop)
     if w.codebook is not None:
         values = _look_up(w.codebook.view(torch.float32), codes)
     elif kind.bits <= 8:
@@ -49,15 +63,15 @@ def decode_rows(w: PackedTensor, start: int, stop: int) -> Tensor:
     else:
         values = kind.decode(codes)
     if values.numel() == 0:
-        return values.reshape(stop - start, width)
+        return values
     if w.zero_points is not None:
-        values = _in_blocks(values, w.zero_points, w.shape, start, stop, torch.Tensor.sub_)
+        values = _in_blocks(values, w.zero_points, w.shape, rows, torch.Tensor.sub_)
     for scale in w.scales:
-        values = _in_blocks(values, scale, w.shape, start, stop, torch.Tensor.mul_)
+        values = _in_blocks(values, scale, w.shape, rows, torch.Tensor.mul_)
     if w.offset:
         added = torch.ones_like(values)
         for scale in w.offset:  # 1 * x is x, so the first factor is taken as it is
-            added = _in_blocks(added, scale, w.shape, start, stop, torch.Tensor.mul_)
+            added = _in_blocks(added, scale, w.shape, rows, torch.Tensor.mul_)
         values.add_(added)
     return values
 
@@ -74,9 +88,9 @@ def _look_up(table: Tensor, codes: Tensor) -> Tensor:
 Change = Callable[[Tensor, Tensor], Tensor]
 
 
-def _in_blocks(values: Tensor, scale: Scale, shape: tuple[int, ...], start: int, stop: int, apply: Change) -> Tensor:
+def _in_blocks(values: Tensor, scale: Scale, shape: tuple[int, ...], rows: slice | Tensor, apply: Change) -> Tensor:
     """apply(values, scale) in place, each scale over its own columns; the last block of a row may be short."""
-    factors = _scale_rows(scale, shape, start, stop)  # [rows or 1, blocks]
+    factors = _scale_rows(scale, shape, rows)  # [rows or 1, blocks]
     width, block = values.shape[1], min(scale.block[-1], values.shape[1])
     whole = width // block * block
     apply(values[:, :whole].unflatten(1, (-1, block)), factors[:, : whole // block, None])
@@ -85,16 +99,18 @@ def _in_blocks(values: Tensor, scale: Scale, shape: tuple[int, ...], start: int,
     return values
 
 
-def _scale_rows(scale: Scale, shape: tuple[int, ...], start: int, stop: int) -> Tensor:
-    """float32 [rows or 1, blocks of a row]: the scales that rows [start, stop) meet."""
+def _scale_rows(scale: Scale, shape: tuple[int, ...], rows: slice | Tensor) -> Tensor:
+    """float32 [rows or 1, blocks of a row]: the scales that those rows meet."""
     grid = scale.grid(shape)
     record, chosen = element(scale.element), layout(scale.layout)
     if row_count(grid) == 1:
         return record.decode(chosen.unpack_rows(scale.data, record.bits, grid, 0, 1))
     if grid[:-1] == shape[:-1]:
-        return record.decode(chosen.unpack_rows(scale.data, record.bits, grid, start, stop))
+        if isinstance(rows, slice):
+            return record.decode(chosen.unpack_rows(scale.data, record.bits, grid, rows.start, rows.stop))
+        return record.decode(chosen.gather_rows(scale.data, record.bits, grid, rows))
     codes = chosen.unpack_rows(scale.data, record.bits, grid, 0, row_count(grid))
-    row = torch.arange(start, stop, device=scale.data.device)
+    row = torch.arange(rows.start, rows.stop, device=scale.data.device) if isinstance(rows, slice) else rows
     index = torch.zeros_like(row)
     stride_rows, stride_grid = 1, 1
     for extent, block, cells in zip(reversed(shape[:-1]), reversed(scale.block[:-1]), reversed(grid[:-1]), strict=True):

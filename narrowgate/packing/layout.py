@@ -43,6 +43,20 @@ class Layout:
         """All codes, in `shape`."""
         return self.unpack_rows(data, bits, shape, 0, row_count(shape)).reshape(shape)
 
+    def gather_rows(self, data: Tensor, bits: int, shape: Shape, index: Tensor) -> Tensor:
+        """Codes [len(index), shape[-1]] of the rows numbered by `index` (int64, inside the tensor)."""
+        count, row_bits = row_count(shape), shape[-1] * bits
+        if not self.appendable or row_bits % 8:  # rows share bytes, or are not runs of bytes at all
+            rows = [self.unpack_rows(data, bits, shape, i, i + 1) for i in index.tolist()]
+            return torch.cat(rows) if rows else data.new_empty((0, shape[-1]), dtype=code_dtype(bits))
+        octets = data.reshape(-1).view(torch.uint8)[: count * row_bits // 8].view(count, row_bits // 8)
+        taken = octets.index_select(0, index).reshape(-1)
+        some = (len(index), shape[-1])
+        storage, dtype = self.storage_shape(some, bits), self.storage_dtype(bits)
+        missing = prod(storage) * dtype.itemsize - taken.numel()  # words@1 fills up its last word
+        taken = torch.nn.functional.pad(taken, (0, missing)) if missing else taken
+        return self.unpack_rows(taken.view(dtype).view(storage), bits, some, 0, len(index))
+
     def take_rows(self, data: Tensor, bits: int, shape: Shape, start: int, stop: int, taken: Shape) -> Tensor:
         """Storage of rows [start, stop) as a tensor of shape `taken`: a view if the layout can give one, else repacked."""
         view = self.view_rows(data, bits, shape, start, stop) if self.view_rows else None

@@ -19,6 +19,8 @@ from narrowgate.packing.tensor import PackedTensor
 
 DENSE = "dense"
 
+Operand = PackedTensor | Tensor
+
 
 def describe(w: PackedTensor) -> str:
     """The format string of `w`; computed once for each tensor object."""
@@ -70,6 +72,11 @@ def unflatten(tensors: list[Tensor], described: str) -> PackedTensor | Tensor:
     )
     w.__dict__["_described"] = described
     return w
+
+
+def operand_shape(tensors: list[Tensor], described: str) -> tuple[int, ...]:
+    """The shape in values, without building anything."""
+    return tuple(tensors[0].shape) if described == DENSE else _parse(described)["shape"]
 
 
 def _describe_scale(scale: Scale) -> dict[str, Any]:

@@ -111,7 +111,7 @@ class PackedTensor:
         from narrowgate.packing.operand import flatten
 
         tensors, described = flatten(self)
-        return torch.ops.narrowgate.dequantize(tensors, described, dtype)
+        return torch.ops.narrowgate.dequantize(tensors, described, dtype=dtype)
 
     def to(self, device: torch.device | str) -> PackedTensor:
         """The same tensor on another device."""

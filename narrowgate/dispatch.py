@@ -27,6 +27,7 @@ from narrowgate.errors import FallbackWarning, InputError, UnsupportedError
 LIBRARY = torch.library.Library("narrowgate", "DEF")
 OPERATORS: dict[str, Operator] = {}
 IMPLS = ("reference", "cpu", "gpu")
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 _strict = contextvars.ContextVar("narrowgate_strict", default=False)
 _debug = contextvars.ContextVar("narrowgate_debug_checks", default=False)
@@ -127,6 +128,7 @@ class Operator:
     check_values: Callable[..., None] = _nothing
     returns: int | str = 1
     has_out: bool = True
+    out_dtype: str = "float"  # a given `out` may be: "float", any of the three when an allocated one is; "same", only its dtype
     flatten: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]] | None = None  # public arguments -> the schema's
     kernels: dict[str, Kernel] = field(default_factory=dict)
 
@@ -176,10 +178,19 @@ class Operator:
         want = self.allocate(*(_on_meta(a) for a in args), **{k: _on_meta(v) for k, v in kwargs.items()})
         if out.shape != want.shape:
             raise InputError(f"{self.name}: expected out of shape {tuple(want.shape)}, got {tuple(out.shape)}")
-        device = _device(args, kwargs)
+        self._check_out(out, want.dtype, _device(args, kwargs))
+        kernel.load()(*args, **kwargs, out=out)
+
+    def _check_out(self, out: torch.Tensor, dtype: torch.dtype, device: torch.device) -> None:
         if out.device != device:
             raise InputError(f"{self.name}: expected out on {device}, got {out.device}")
-        kernel.load()(*args, **kwargs, out=out)
+        allowed = _FLOATS if self.out_dtype == "float" and dtype in _FLOATS else (dtype,)
+        if out.dtype not in allowed:
+            raise InputError(f"{self.name}: expected out of dtype {', '.join(map(_short, allowed))}, got {_short(out.dtype)}")
+        if out.ndim and out.shape[-1] > 1 and out.stride(-1) != 1:
+            raise InputError(f"{self.name}: expected out with a contiguous last axis, got strides {list(out.stride())}")
+        if any(n > 1 and s == 0 for n, s in zip(out.shape, out.stride(), strict=True)):
+            raise InputError(f"{self.name}: expected out without overlap, got strides {list(out.stride())}")
 
     def _fake(self, *args: Any, impl: str | None = None, **kwargs: Any) -> Any:
         return None if self.allocate is None else self.allocate(*args, **kwargs)
@@ -264,6 +275,10 @@ def _device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
     for t in _tensors(args, kwargs):
         return t.device
     raise InputError("expected at least one tensor among the arguments")
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _on_meta(value: Any) -> Any:

@@ -16,7 +16,7 @@ STATES = (torch.float32, torch.bfloat16)
 CHUNK = 8  # tokens of one entry of a work descriptor
 
 
-def _zeros(x: Tensor, *args: object, **kwargs: object) -> Tensor:
+def zeros_like_x(x: Tensor, *args: object, **kwargs: object) -> Tensor:
     return torch.zeros(x.shape, dtype=x.dtype, device=x.device)  # rows without a slot are not written
 
 
@@ -109,12 +109,12 @@ _causal_conv1d = Operator(
     "causal_conv1d",
     "Tensor x, Tensor weight, Tensor? bias, Tensor(a!) state, Tensor? cu_seqlens=None, Tensor? has_initial_state=None, *, "
     'str? activation="silu", Tensor? state_indices=None, Tensor? batch_ptr=None, Tensor? token_chunk_offset=None',
-    f"{_REFERENCE}:causal_conv1d", allocate=_zeros, check=_check_conv, check_values=_check_conv_values, flatten=_flatten,
+    f"{_REFERENCE}:causal_conv1d", allocate=zeros_like_x, check=_check_conv, check_values=_check_conv_values, flatten=_flatten,
 )  # fmt: skip
 _causal_conv1d_step = Operator(
     "causal_conv1d_step",
     'Tensor x, Tensor weight, Tensor? bias, Tensor(a!) state, *, str? activation="silu", Tensor? state_indices=None',
-    f"{_REFERENCE}:causal_conv1d_step", allocate=_zeros, check=_check_step, check_values=_check_step_values,
+    f"{_REFERENCE}:causal_conv1d_step", allocate=zeros_like_x, check=_check_step, check_values=_check_step_values,
 )  # fmt: skip
 
 

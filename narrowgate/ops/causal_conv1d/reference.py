@@ -43,6 +43,23 @@ def causal_conv1d_step(
     taps[slots] = window[..., 1:].to(state.dtype)
 
 
+def causal_conv1d_speculative_step(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, cu_seqlens: Tensor, state_indices: Tensor,
+    num_accepted: Tensor, *, activation: str | None = "silu", out: Tensor,
+) -> None:  # fmt: skip
+    old_taps, columns = weight.shape[1] - 1, state.shape[2]
+    spans = sequences.spans(cu_seqlens, x.shape[0])
+    slots = sequences.live_slots(state_indices, len(spans), state.shape[0])
+    for (start, end), slot, accepted in zip(spans, slots, num_accepted.tolist(), strict=True):
+        if slot is None or start == end or not 1 <= accepted <= columns - old_taps + 1:
+            continue
+        end = min(end, start + columns - old_taps + 1)
+        row = state[slot]
+        window = torch.cat([row[:, accepted - 1 : accepted - 1 + old_taps].float().t(), x[start:end].float()])
+        out[start:end] = activate(_taps(window, weight, bias), activation)
+        row[:, : window.shape[0] - 1] = window[1:].t()  # later columns keep what they held
+
+
 def _taps(window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """window: [W - 1 + n, ..., C] -> [n, ..., C], in float32, before the activation."""
     width = weight.shape[1]

@@ -79,3 +79,56 @@ def gated_delta_rule_step(
     result[rows] = advance(running, q[rows].float() * scale, k[rows].float(), v[rows].float(), g[rows], beta[rows])
     out.copy_(result)
     state[slots] = running.to(state.dtype)
+
+
+def gated_delta_rule_packed_step(
+    mixed_qkv: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, state: Tensor, state_indices: Tensor, *,
+    scale: float, round_beta: bool = True, out: Tensor,
+) -> None:  # fmt: skip
+    _, heads, values, keys = state.shape
+    live = sequences.live_mask(state_indices, state.shape[0])
+    slots = state_indices[live].long()
+    width = (mixed_qkv.shape[1] - heads * values) // 2
+    q, k, v = mixed_qkv[live].float().split([width, width, heads * values], dim=1)
+    q, k = q.unflatten(1, (-1, keys)), k.unflatten(1, (-1, keys))
+    q, k = q * (_inverse_norm(q) * scale), k * _inverse_norm(k)
+    softplus = rounded.softplus64(a[live].double() + dt_bias.double())
+    decay = torch.exp(-torch.exp(A_log.double()) * softplus).float()
+    beta = rounded.sigmoid(b[live])
+    if round_beta:
+        beta = beta.to(b.dtype).float()
+    running = state[slots].float()
+    result = torch.zeros(out.shape, device=out.device)
+    result[live] = advance_decayed(running, q, k, v.unflatten(1, (heads, values)), decay, beta)
+    out.copy_(result)
+    state[slots] = running.to(state.dtype)
+
+
+def _inverse_norm(x: Tensor) -> Tensor:
+    return 1.0 / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def gated_delta_rule_speculative_step(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, cu_seqlens: Tensor, state_indices: Tensor,
+    num_accepted: Tensor, *, scale: float, out: Tensor,
+) -> None:  # fmt: skip
+    q, k, v = q.float() * scale, k.float(), v.float()
+    requests = []  # (length, first token, start slot, snapshot slots)
+    spans = sequences.spans(cu_seqlens, q.shape[0])
+    for (a, b), columns, accepted in zip(spans, state_indices.tolist(), num_accepted.tolist(), strict=True):
+        start = columns[accepted - 1] if 1 <= accepted <= len(columns) else -1
+        if b > a and 0 <= start < state.shape[0]:
+            requests.append((min(b - a, len(columns)), a, start, columns))
+    requests.sort(key=lambda r: -r[0])  # longest first, so that those still running are a prefix
+    running = state[[r[2] for r in requests]].float()  # every start is read before anything is stored
+    result = torch.zeros(v.shape, device=q.device)
+    for t in range(requests[0][0] if requests else 0):
+        active = [r for r in requests if r[0] > t]
+        rows = torch.tensor([r[1] + t for r in active], device=q.device)
+        now = running[: len(active)]
+        result[rows] = advance(now, q[rows], k[rows], v[rows], g[rows], beta[rows])
+        stored = now.to(state.dtype)
+        now.copy_(stored)  # go on from what was stored, as a chain of single steps does
+        keep = [i for i, r in enumerate(active) if 0 <= r[3][t] < state.shape[0]]
+        state[[active[i][3][t] for i in keep]] = stored[keep]
+    out.copy_(result)

@@ -90,8 +90,8 @@ class Element:
         code = _as_int32(self, codes)
         if self.kind == "index":
             raise InputError(f"{self.name}: an index has no value without its codebook")
-        if self.bits == 32:
-            return from_bits(code)
+        if self.kind == "float" and self.exponent_bits == 8:  # float32 itself, or its upper half
+            return from_bits(code << (32 - self.bits))
         code = code & ((1 << self.bits) - 1)
         if self.kind == "int":
             sign = 1 << (self.bits - 1)
@@ -142,12 +142,14 @@ class Element:
     def _encode_float(self, bits: Tensor) -> Tensor:
         if self.bits == 32:
             return bits.clone()
+        if self.exponent_bits == 8:
+            return _upper_half(bits)
         magnitude = bits & MAGNITUDE_MASK
         code = minifloat.round_magnitude(magnitude, self.mantissa_bits, self.bias)
         code = code.clamp(max=self.max_code if self.saturates else self.max_code + 1)
         if self.specials == "nan":
             code = torch.where(magnitude > INFINITY_BITS, self.max_code + 1, code)
-        elif self.specials == "ieee":  # keep the payload's head, set the quiet bit: for bfloat16 this is SPEC C16
+        elif self.specials == "ieee":  # keep the payload's head, set the quiet bit
             infinity = ((1 << self.exponent_bits) - 1) << self.mantissa_bits
             head = (magnitude >> (23 - self.mantissa_bits)) & ((1 << self.mantissa_bits) - 1)
             code = torch.where(magnitude > INFINITY_BITS, infinity | head | (1 << (self.mantissa_bits - 1)), code)
@@ -170,6 +172,12 @@ class Element:
                 "(narrowgate.quantize: floor, rceil, even, mse, or round_up)"
             )
         return torch.where(nan, 255, bits >> 23)
+
+
+def _upper_half(bits: Tensor) -> Tensor:
+    """float32 bits to bfloat16's, as SPEC C16 says: RNE, overflow to infinity, NaN keeps its head and becomes quiet."""
+    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+    return torch.where((bits & MAGNITUDE_MASK) > INFINITY_BITS, (bits >> 16) | 64, rounded) & 0xFFFF
 
 
 def _as_int32(element: Element, codes: Tensor) -> Tensor:

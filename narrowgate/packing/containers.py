@@ -8,12 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from narrowgate.packing.layout import Layout, Shape, view_row_major
+from narrowgate.packing.layout import Layout, Shape, row_major, view_row_major
 
 
 def _unpack_rows(data: Tensor, bits: int, shape: Shape, start: int, stop: int) -> Tensor:
-    rows = data.reshape(-1, shape[-1]) if data.numel() else data.new_empty(stop, shape[-1])
-    return rows[start:stop] & ((1 << bits) - 1)
+    return row_major(data, shape)[start:stop] & ((1 << bits) - 1)
 
 
 def _refusal(shape: Shape, bits: int) -> str | None:

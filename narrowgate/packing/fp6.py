@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from narrowgate.errors import InputError
-from narrowgate.packing.layout import Layout, Shape, as_codes, view_row_major
+from narrowgate.packing.layout import Layout, Shape, as_codes, row_major, view_row_major
 
 
 def _pack_lanes(codes: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ def _storage_shape(shape: Shape, bits: int) -> Shape:
 
 
 def _unpack_rows(data: Tensor, bits: int, shape: Shape, start: int, stop: int) -> Tensor:
-    return _unpack_lanes(data.view(-1, data.shape[-1])[start:stop] if data.numel() else data.new_empty(stop - start, 0))
+    return _unpack_lanes(row_major(data, shape)[start:stop])
 
 
 def _refusal(shape: Shape, bits: int) -> str | None:

@@ -95,6 +95,11 @@ def as_codes(codes: Tensor, bits: int, who: str) -> Tensor:
     return codes.to(code_dtype(bits)).contiguous()
 
 
+def row_major(data: Tensor, shape: Shape) -> Tensor:
+    """Stored [..., units of one row] as [rows, units]; extents of 0 are fine."""
+    return data.view(row_count(shape), data.shape[-1])
+
+
 def view_row_major(data: Tensor, bits: int, shape: Shape, start: int, stop: int) -> Tensor | None:
     """`view_rows` of a layout that stores [..., units of one row]: a slice of whole rows."""
-    return data.view(-1, data.shape[-1])[start:stop] if data.numel() and data.is_contiguous() else None
+    return row_major(data, shape)[start:stop] if data.is_contiguous() else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from narrowgate.packing.layout import Layout, Shape, view_row_major
+from narrowgate.packing.layout import Layout, Shape, row_major, view_row_major
 
 
 def storage_dtype(bits: int) -> torch.dtype:
@@ -23,8 +23,7 @@ def _pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def _unpack_rows(data: Tensor, bits: int, shape: Shape, start: int, stop: int) -> Tensor:
-    rows = data.reshape(-1, shape[-1]) if data.numel() else data.new_empty(stop, shape[-1])
-    rows = rows[start:stop]
+    rows = row_major(data, shape)[start:stop]
     if bits <= 8:
         return rows & ((1 << bits) - 1)
     return rows.to(torch.int32) & 0xFFFF if bits == 16 else rows

@@ -98,7 +98,7 @@ class Scale:
         first, rest = self.block[0], self.block[1:]
         grid = self.grid(shape)
         if first >= shape[0]:
-            low, high, extent = 0, grid[0], max(stop - start, 1)
+            low, high, extent = 0, min(stop - start, 1), max(stop - start, 1)
         elif start % first and not drop:
             raise InputError(f"rows: [{start}, {stop}) cuts a scale block of {first} rows; start at a multiple of it")
         else:

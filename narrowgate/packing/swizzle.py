@@ -35,14 +35,15 @@ def swizzle_128x4(scales: Tensor) -> Tensor:
     *lead, rows, cols = scales.shape
     padded_rows, padded_cols = padded_extents(rows, cols)
     full = torch.nn.functional.pad(scales, (0, padded_cols - cols, 0, padded_rows - rows))
-    tiles = full.reshape(-1, padded_rows // 128, 4, 32, padded_cols // 4, 4)
+    tiles = full.reshape(prod(lead), padded_rows // 128, 4, 32, padded_cols // 4, 4)
     return tiles.permute(0, 1, 4, 3, 2, 5).reshape(*lead, padded_rows * padded_cols)
 
 
 def swizzled_view(swizzled: Tensor, rows: int, cols: int) -> Tensor:
     """Swizzled bytes [G, padded rows * padded cols] (or 1-D: one group) as the view (32, 4, Rp/128, 4, Cp/4, G) of SPEC B18."""
     padded_rows, padded_cols = padded_extents(rows, cols)
-    tiles = swizzled.view(-1, padded_rows // 128, padded_cols // 4, 32, 4, 4)
+    groups = swizzled.shape[0] if swizzled.dim() == 2 else 1
+    tiles = swizzled.view(groups, padded_rows // 128, padded_cols // 4, 32, 4, 4)
     return tiles.permute(3, 4, 1, 5, 2, 0)
 
 
@@ -67,13 +68,13 @@ def unswizzle_128x4(swizzled: Tensor, rows: int, cols: int) -> Tensor:
                 f"{rows} x {cols} scales, got shape {list(swizzled.shape)}"
             )
         tiles = swizzled.reshape(1, padded_rows // 128, padded_cols // 4, 32, 4, 4)
-    return _from_tiles(tiles, rows, cols).reshape(-1, cols)
+    return _from_tiles(tiles, rows, cols).reshape(tiles.shape[0] * rows, cols)
 
 
 def _from_tiles(tiles: Tensor, rows: int, cols: int) -> Tensor:
     """[G, Rp/128, Cp/4, 32, 4, 4] -> [G, rows, cols]."""
     padded_rows, padded_cols = padded_extents(rows, cols)
-    full = tiles.permute(0, 1, 4, 3, 2, 5).reshape(-1, padded_rows, padded_cols)
+    full = tiles.permute(0, 1, 4, 3, 2, 5).reshape(tiles.shape[0], padded_rows, padded_cols)
     return full[:, :rows, :cols]
 
 
@@ -91,7 +92,7 @@ def _unpack_rows(data: Tensor, bits: int, shape: Shape, start: int, stop: int) -
     rows, cols = shape[-2:]
     padded_rows, padded_cols = padded_extents(rows, cols)
     tiles = data.view(prod(shape[:-2]), padded_rows // 128, padded_cols // 4, 32, 4, 4)
-    return _from_tiles(tiles, rows, cols).reshape(-1, cols)[start:stop]
+    return _from_tiles(tiles, rows, cols).reshape(tiles.shape[0] * rows, cols)[start:stop]
 
 
 def _refusal(shape: Shape, bits: int) -> str | None:

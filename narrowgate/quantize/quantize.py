@@ -122,7 +122,8 @@ def _outer_scale(record: Scheme, row_amax: Tensor, given: float | Tensor | str |
     if given is None or isinstance(given, str):
         if given not in (None, "per_row"):
             raise InputError(f"quantize: expected global_scale as a number, a tensor or 'per_row', got {given!r}")
-        amax = row_amax if given == "per_row" or len(row_amax) == 0 else row_amax.amax(0, keepdim=True)
+        one = row_amax.new_zeros(1) if len(row_amax) == 0 else row_amax.amax(0, keepdim=True)
+        amax = row_amax if given == "per_row" else one
         scale = divide(amax, record.value_element.max * element(record.scales[0].element).max)  # 2688 for nvfp4
         return torch.where(scale > 0, scale, 1.0)  # all zero, or so small that the factor itself underflows
     scale = torch.as_tensor(given, dtype=torch.float32, device=row_amax.device).reshape(-1)

@@ -35,7 +35,7 @@ def template(
         scales.append(Scale(empty("rows@1", grid, element(spec.element).bits), spec.element, block))
     zero = None
     if record.zero_point is not None:
-        zero = Scale(empty("rows@1", (1,) * len(shape), 8), "uint8", tuple(max(extent, 1) for extent in shape))
+        zero = Scale(empty("rows@1", tuple(min(e, 1) for e in shape), 8), "uint8", tuple(max(e, 1) for e in shape))
     table = torch.empty(2**kind.bits, dtype=torch.int32, device=device) if record.codebook else None
     return PackedTensor(kind.name, chosen.name, empty(chosen.name, shape, kind.bits), shape, tuple(scales), zero, (), table)
 

@@ -1,0 +1,77 @@
+"""Gated attention: per-head norms, rotary embedding of a part of each head, grouped heads, a sigmoid gate on the output.
+
+Each sequence attends to its own past only; scores, softmax and sums are float32. Queries go in slices, so that the scores
+of a long prompt never need more than a fixed amount of memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from narrowgate.nn.batch import Ragged, rotate
+from narrowgate.nn.linear import PackedLinear
+from narrowgate.nn.norm import RMSNorm
+from narrowgate.nn.state import KeyValues, Mixer
+
+_SCORES = 1 << 24  # scores held at once
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Query head h reads key head h // (heads // kv_heads)."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+
+
+class GatedAttention(Mixer):
+    """x [T, hidden] -> [T, hidden]. The rows of q_proj are, head by head, [dim of query | dim of gate]."""
+
+    def __init__(
+        self, shape: AttentionShape, q_proj: PackedLinear, k_proj: PackedLinear, v_proj: PackedLinear,
+        o_proj: PackedLinear, q_norm: RMSNorm, k_norm: RMSNorm,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.shape = shape
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = q_proj, k_proj, v_proj, o_proj
+        self.q_norm, self.k_norm = q_norm, k_norm
+
+    def new_state(self, slots: int, dtype: torch.dtype, device: torch.device) -> KeyValues:
+        return KeyValues(slots, self.shape.kv_heads, self.shape.dim, dtype, device)
+
+    def forward(self, x: Tensor, batch: Ragged, state: KeyValues) -> Tensor:
+        s, tokens = self.shape, x.shape[0]
+        q, gate = self.q_proj(x).view(tokens, s.heads, 2 * s.dim).chunk(2, dim=-1)
+        k = self.k_norm(self.k_proj(x).view(tokens, s.kv_heads, s.dim))
+        v = self.v_proj(x).view(tokens, s.kv_heads, s.dim)
+        q = rotate(self.q_norm(q).float(), batch.cos, batch.sin)
+        k = rotate(k.float(), batch.cos, batch.sin).to(x.dtype)
+        y = torch.empty(tokens, s.heads, s.dim, dtype=torch.float32, device=x.device)
+        for start, length, slot in zip(batch.starts, batch.lengths, batch.slots, strict=True):
+            rows = slice(start, start + length)
+            if length:
+                keys, values = state.append(slot, k[rows], v[rows])
+                attend(q[rows], keys, values, y[rows])
+        y = (y * gate.float().sigmoid()).to(x.dtype)
+        return self.o_proj(y.reshape(tokens, s.heads * s.dim))
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+    """softmax(q k^T / sqrt(D)) v, causal, the last query at the last key: q, out [t, H, D], k, v [S, Hkv, D], float32 math."""
+    (t, heads, dim), (past, kv_heads) = q.shape, (k.shape[0] - q.shape[0], k.shape[1])
+    group = heads // kv_heads
+    step = max(1, _SCORES // (heads * k.shape[0]))
+    for i in range(0, t, step):
+        n, seen = min(step, t - i), past + min(i + step, t)
+        queries = q[i : i + n].view(n, kv_heads, group, dim).permute(1, 2, 0, 3).reshape(kv_heads, group * n, dim)
+        keys, values = k[:seen].float().permute(1, 2, 0), v[:seen].float().transpose(0, 1)
+        scores = torch.bmm(queries * dim**-0.5, keys).view(kv_heads, group, n, seen)
+        if n > 1:
+            hidden = torch.arange(seen, device=q.device) > torch.arange(past + i, past + i + n, device=q.device)[:, None]
+            scores.masked_fill_(hidden, float("-inf"))
+        read = torch.bmm(scores.softmax(dim=-1).view(kv_heads, group * n, seen), values)
+        out[i : i + n] = read.view(kv_heads, group, n, dim).permute(2, 0, 1, 3).reshape(n, heads, dim)

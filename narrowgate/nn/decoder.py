@@ -1,0 +1,51 @@
+"""The stack: embedding, layers of a mixer and a feed-forward block with residuals, final norm, head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from narrowgate.nn.batch import Ragged
+from narrowgate.nn.linear import PackedEmbedding, PackedLinear
+from narrowgate.nn.norm import RMSNorm
+from narrowgate.nn.state import LayerState, Mixer
+
+
+class Layer(nn.Module):
+    """x + mixer(norm(x)), then x + mlp(norm(x)). `mixer` is a GatedDeltaNet or a GatedAttention."""
+
+    mixer: Mixer
+
+    def __init__(self, mixer: Mixer, mlp: nn.Module, before: RMSNorm, between: RMSNorm) -> None:
+        super().__init__()
+        self.mixer, self.mlp, self.before, self.between = mixer, mlp, before, between
+
+    def forward(self, x: Tensor, batch: Ragged, state: LayerState) -> Tensor:
+        x = x + self.mixer(self.before(x), batch, state)
+        return x + self.mlp(self.between(x))
+
+
+class Decoder(nn.Module):
+    """`frequencies` [rotary/2] float32: kept here because every attention layer shares them. No buffer: never cast."""
+
+    def __init__(
+        self, embed: PackedEmbedding, layers: Sequence[Layer], norm: RMSNorm, head: PackedLinear, frequencies: Tensor
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.embed, self.layers, self.norm, self.head = embed, nn.ModuleList(layers), norm, head
+        self.frequencies = frequencies
+        self._mixers = tuple(layer.mixer for layer in layers)
+
+    def new_states(self, slots: int, dtype: torch.dtype, device: torch.device) -> list[LayerState]:
+        """One state a layer, empty."""
+        return [mixer.new_state(slots, dtype, device) for mixer in self._mixers]
+
+    def forward(self, ids: Tensor, batch: Ragged, states: Sequence[LayerState], rows: Tensor | None = None) -> Tensor:
+        """ids [T] -> logits float32 [T, vocab], or of `rows` alone; the states advance by T tokens."""
+        x = self.embed(ids)
+        for layer, state in zip(self.layers, states, strict=True):
+            x = layer(x, batch, state)
+        x = self.norm(x if rows is None else x[rows])
+        return self.head(x, out_dtype=torch.float32)

@@ -3,15 +3,19 @@
 from narrowgate import formats, ops, packing
 from narrowgate._version import __version__
 from narrowgate.dispatch import Plan, debug_checks, plan, strict
+from narrowgate.engine import Cache, Completion, Model, load, quantize_checkpoint
 from narrowgate.errors import FallbackWarning, FileError, InputError, NarrowgateError, UnsupportedError
 from narrowgate.formats import scheme, schemes
 from narrowgate.ops import embedding, grouped_linear, linear, matmul, quantize
 from narrowgate.packing import PackedTensor, Scale, pack, same_bits
 
 __all__ = [
+    "Cache",
+    "Completion",
     "FallbackWarning",
     "FileError",
     "InputError",
+    "Model",
     "NarrowgateError",
     "PackedTensor",
     "Plan",
@@ -23,12 +27,14 @@ __all__ = [
     "formats",
     "grouped_linear",
     "linear",
+    "load",
     "matmul",
     "ops",
     "pack",
     "packing",
     "plan",
     "quantize",
+    "quantize_checkpoint",
     "same_bits",
     "scheme",
     "schemes",

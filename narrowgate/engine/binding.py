@@ -1,0 +1,123 @@
+"""Which tensors of a checkpoint are which tensors of a model, decided from names and shapes before any data is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from narrowgate.errors import FileError
+from narrowgate.io.packed import Store
+from narrowgate.models.hybrid import EMBEDDING, HEAD, Slot
+from narrowgate.packing import PackedTensor
+
+DENSE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a slot's tensor comes from: `names`, one tensor of the checkpoint or every expert's parts, experts outermost.
+
+    `module` is the slot's name as this checkpoint would spell it, without ".weight": what a packed copy is called.
+    """
+
+    slot: Slot
+    names: tuple[str, ...]
+    module: str
+    packed: bool
+
+    def read(self, store: Store, *, copy: bool = False) -> Tensor | PackedTensor:
+        """The tensor; experts that the file holds apart come as one stack in memory of its own."""
+        if len(self.names) == 1:
+            return store.read(self.names[0], copy=copy)
+        first = self.dtype(store)
+        stack = torch.empty(self.slot.shape, dtype=first)
+        for name, rows in zip(self.names, self.split(stack), strict=True):
+            value = store.read(name, copy=copy)
+            assert isinstance(value, Tensor)
+            rows.copy_(value)
+        return stack
+
+    def split(self, stack: Tensor) -> list[Tensor]:
+        """Views of a dense tensor, one a name."""
+        if len(self.names) == 1:
+            return [stack]
+        return [part for expert in stack for part in expert.chunk(len(self.slot.experts))]
+
+    def dtype(self, store: Store) -> torch.dtype | None:
+        return store.dtype(self.names[0])
+
+
+def bind(
+    path: Path, store: Store, slots: Iterable[Slot], canonical: Callable[[str], str | None], tied: bool
+) -> tuple[list[Source], list[str]]:  # fmt: skip
+    """(sources in the order of the slots, notices of what is left aside). Raises FileError for what does not fit."""
+    known: dict[str, str] = {}
+    skipped: Counter[str] = Counter()
+    for name in store:
+        plain = canonical(name)
+        if plain is None:
+            skipped[name.rsplit(".layers.", 1)[0].split(".blocks.")[0].split(".")[0]] += 1
+        elif plain in known:
+            raise FileError(f"{path}: tensors {known[plain]!r} and {name!r} are the same part of the model")
+        else:
+            known[plain] = name
+    notices = [f"{count} tensors of {part!r} skipped: not part of the text model" for part, count in skipped.items()]
+    if tied and known.keys() & {HEAD, HEAD.removesuffix(".weight")} and EMBEDDING in known:
+        known.pop(HEAD, None)
+        known.pop(HEAD.removesuffix(".weight"), None)
+        notices.append("lm_head skipped: the model uses its embedding table as head")
+    sources, missing = [], []
+    for slot in slots:
+        source = _find(slot, known, store)
+        if source is None:
+            missing.append(slot.name)
+        else:
+            _check(path, source, store)
+            sources.append(source)
+    if missing:
+        raise FileError(f"{path}: missing tensor {_first(missing)}")
+    unexpected = set(known.values()) - {name for source in sources for name in source.names}
+    if unexpected:
+        raise FileError(f"{path}: unexpected tensor {_first(sorted(unexpected))}: not part of this model type")
+    return sources, notices
+
+
+def _find(slot: Slot, known: dict[str, str], store: Store) -> Source | None:
+    if slot.name in known and not store.packed(known[slot.name]):
+        name = known[slot.name]
+        return Source(slot, (name,), name.removesuffix(".weight"), False)
+    if slot.module in known and store.packed(known[slot.module]):
+        return Source(slot, (known[slot.module],), known[slot.module], True)
+    if not slot.experts:
+        return None
+    stem, _, own = slot.name.rpartition(".")
+    parts = [f"{stem}.{e}.{part}.weight" for e in range(slot.shape[0]) for part in slot.experts]
+    if not all(part in known for part in parts):
+        return None
+    wrapped = known[parts[0]].removesuffix(f".0.{slot.experts[0]}.weight")
+    return Source(slot, tuple(known[part] for part in parts), f"{wrapped}.{own}", False)
+
+
+def _check(path: Path, source: Source, store: Store) -> None:
+    slot = source.slot
+    want = slot.shape if len(source.names) == 1 else (slot.shape[1] // len(slot.experts), slot.shape[2])
+    for name in source.names:
+        if store.shape(name) != want:
+            raise FileError(f"{path}: tensor {name!r}: expected shape {list(want)}, got {list(store.shape(name))}")
+    if source.packed:
+        if not slot.packable:
+            raise FileError(f"{path}: tensor {source.names[0]!r} is packed, expected a dense one: this part is never packed")
+        return
+    dtypes = {store.dtype(name) for name in source.names}
+    if not dtypes <= set(DENSE_DTYPES) or len(dtypes) != 1:
+        got = ", ".join(sorted(str(d).removeprefix("torch.") for d in dtypes))
+        raise FileError(f"{path}: tensor {source.names[0]!r}: expected one of float32, bfloat16, float16, got {got}")
+
+
+def _first(names: list[str]) -> str:
+    return f"{names[0]!r}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")

@@ -1,6 +1,7 @@
 """Comparers: how a result is held to its oracle. Each one refuses NaN where the oracle has none, and says where it was worst.
 
-A comparer that cannot fail is worthless, so each has a planted fault in the tests."""
+They take tensors of any shape and any dtype (integers, bool and the 8-bit floats too) and never look at strides. A comparer
+that cannot fail is worthless, so each has planted faults in the tests. Left out: complex numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # signed: the sign bit tells the two zeros apart
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Comparer:
     exact_dtype: bool = False
 
     def __call__(self, expected: Tensor, got: Tensor) -> Verdict:
+        if not isinstance(got, Tensor):
+            return Verdict(False, float("inf"), self.limit, note=f"expected a tensor, got {type(got).__name__}")
         expected, got = expected.detach().cpu(), got.detach().cpu()
         if expected.shape != got.shape:
             note = f"expected shape {tuple(expected.shape)}, got {tuple(got.shape)}"
@@ -49,7 +52,7 @@ class Comparer:
         if expected.numel() == 0:
             return Verdict(True, 0.0, self.limit)
         if got.is_floating_point() and expected.is_floating_point():
-            astray = torch.isnan(got) != torch.isnan(expected)
+            astray = _isnan(got) != _isnan(expected)
             if bool(astray.any()):
                 return self._verdict(False, float("nan"), astray.double(), expected, got, f"{int(astray.sum())} NaN astray")
         error, badness = self.measure(expected, got)
@@ -57,7 +60,7 @@ class Comparer:
 
     def _verdict(self, ok: bool, error: float, badness: Tensor, expected: Tensor, got: Tensor, note: str = "") -> Verdict:
         flat = int(torch.argmax(torch.nan_to_num(badness, nan=torch.inf).reshape(-1)))
-        index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), expected.shape))
+        index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), expected.shape)) if expected.ndim else ()
         return Verdict(ok, error, self.limit, index, expected[index].item(), got[index].item(), note)
 
 
@@ -65,16 +68,31 @@ def _as_int(t: Tensor) -> Tensor:
     return t.contiguous().view(_BITS[t.element_size()]).to(torch.int64) if t.is_floating_point() else t.to(torch.int64)
 
 
+def _isnan(t: Tensor) -> Tensor:
+    return torch.isnan(t.double())  # float64 holds every dtype's NaN, and isnan does not know the 8-bit floats
+
+
 def _distance(a: Tensor, b: Tensor) -> Tensor:
-    """|a - b| in float64, equal infinities counted as no distance, two NaN likewise."""
+    """|a - b| in float64, equal infinities counted as no distance, two NaN likewise; whole numbers that differ are 1 apart
+    at least, also above 2^53."""
+    whole = not (a.is_floating_point() or b.is_floating_point())
+    other = _as_int(a) != _as_int(b) if whole else None
     a, b = a.double(), b.double()
     same = (a == b) | (torch.isnan(a) & torch.isnan(b))
-    return torch.where(same, torch.zeros_like(a), (a - b).abs())
+    distance = torch.where(same, torch.zeros_like(a), (a - b).abs())
+    return distance if other is None else torch.where(other, distance.clamp(min=1.0), distance)
 
 
 def _finite(t: Tensor) -> Tensor:
     """In float64, with NaN and infinities as 0: what a sum over the whole tensor may count as its size."""
     return torch.nan_to_num(t.double(), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def share_of(error: float, limit: float) -> float:
+    """The error as a share of its limit: above 1 fails. An error that is no number is beyond any limit."""
+    if error != error:
+        return float("inf")
+    return error / limit if limit else (0.0 if error == 0 else 1.0 + error)
 
 
 def bits(nan_payload: bool = False) -> Comparer:
@@ -83,24 +101,29 @@ def bits(nan_payload: bool = False) -> Comparer:
     def measure(expected: Tensor, got: Tensor) -> tuple[float, Tensor]:
         differ = _as_int(expected) != _as_int(got)
         if not nan_payload and expected.is_floating_point():
-            differ &= ~(torch.isnan(expected) & torch.isnan(got))
+            differ &= ~(_isnan(expected) & _isnan(got))
         return float(differ.sum()), differ.double()
 
     return Comparer("bits", 0.0, measure, exact_dtype=True)
 
 
 def ulp(limit: float = 1.0) -> Comparer:
-    """Distance in units of the last place of the dtype, counted over the ordered bit patterns."""
+    """Distance in units of the last place of the dtype, counted over the ordered bit patterns. Whole numbers: in ones.
+    Two bools that differ are beyond any limit."""
 
     def ordered(t: Tensor) -> Tensor:
         i = _as_int(t)
+        if not t.is_floating_point() or t.dtype == torch.float8_e8m0fnu:  # that one has no sign bit
+            return i if t.dtype != torch.float8_e8m0fnu else i & 0xFF
         low = -(2 ** (8 * t.element_size() - 1))
         return torch.where(i < 0, low - i, i)  # -0 and +0 both become 0
 
     def measure(expected: Tensor, got: Tensor) -> tuple[float, Tensor]:
         steps = (ordered(expected) - ordered(got)).abs().double()
+        if expected.dtype == torch.bool:
+            steps = torch.where(steps > 0, torch.inf, steps)
         if expected.is_floating_point():
-            steps[torch.isnan(expected) & torch.isnan(got)] = 0.0
+            steps[_isnan(expected) & _isnan(got)] = 0.0
         return float(steps.max()), steps
 
     return Comparer("ulp", limit, measure, exact_dtype=True)
@@ -141,13 +164,15 @@ def rmse_ratio(limit: float) -> Comparer:
 
 
 def all_of(*comparers: Comparer) -> Comparer:
-    """Holds when all of them hold; reports the first that does not, as a share of its limit."""
+    """Holds when all of them hold; reports the worst of them, as a share of its limit."""
+    if not comparers:
+        raise ValueError("all_of: expected a comparer at least; nothing would be compared")
 
     def measure(expected: Tensor, got: Tensor) -> tuple[float, Tensor]:
         worst, shown = -1.0, torch.zeros(expected.shape, dtype=torch.float64)
         for comparer in comparers:
             error, badness = comparer.measure(expected, got)
-            share = error / comparer.limit if comparer.limit else (0.0 if error == 0 else float("inf"))
+            share = share_of(error, comparer.limit)
             if share > worst:
                 worst, shown = share, badness
         return worst, shown

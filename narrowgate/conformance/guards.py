@@ -22,7 +22,8 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, dict):
         return {k: map_tensors(v, change) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(map_tensors(v, change) for v in value)
+        changed_items = [map_tensors(v, change) for v in value]
+        return type(value)(*changed_items) if hasattr(value, "_fields") else type(value)(changed_items)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
         changed = {k: map_tensors(v, change) for k, v in fields.items()}
@@ -66,14 +67,13 @@ class Guarded:
         return bool(((self.whole != self.before) & ~self.touched).any())
 
 
-def guard(t: Tensor, device: torch.device | str = "cpu", poison: bool = False) -> Guarded:
-    """`t` moved into guarded memory on `device` with its strides kept; its gaps hold what the original's held, or poison."""
-    if any(s == 0 and n > 1 for n, s in zip(t.shape, t.stride(), strict=True)):
-        t = t.clone()
+def guard(t: Tensor, device: torch.device | str = "cpu", poison: bool = False, shifted: bool = False) -> Guarded:
+    """`t` moved into guarded memory on `device` with its strides kept, those of 0 too; its gaps hold what the original's
+    held. With `poison` its elements hold poison instead of values. With `shifted` it is aligned to its element only."""
     span = _span(t)
     size = span.numel() * t.element_size()
-    pad = max(PAD, t.element_size())
-    whole = torch.full((size + 2 * pad,), CANARY, dtype=torch.uint8, device=device)
+    pad = PAD + (t.element_size() if shifted else 0)
+    whole = torch.full((size + pad + PAD,), CANARY, dtype=torch.uint8, device=device)
     inner = whole[pad : pad + size].view(t.dtype) if size else torch.empty(0, dtype=t.dtype, device=device)
     inner.copy_(span)
     view = inner.as_strided(t.shape, t.stride(), inner.storage_offset()) if size else inner.reshape(t.shape)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from narrowgate.conformance.compare import all_of, bits, close, rel_l1, rmse_ratio, ulp
+from narrowgate.conformance.compare import Comparer, all_of, bits, close, rel_l1, rmse_ratio, ulp
 
 X = torch.linspace(-3, 5, 77).reshape(7, 11)
 COMPARERS = [
@@ -66,3 +66,55 @@ def test_a_relative_bound_sees_what_an_absolute_one_drowns():
     small = X * 1e-4
     assert close(abs=2e-2)(small, torch.zeros_like(small)).ok
     assert not rmse_ratio(1e-2)(small, torch.zeros_like(small)).ok
+
+
+def test_takes_every_dtype_and_shape():
+    """0-d, bool, integers on both sides of zero, the 8-bit floats, integers against floats."""
+    for comparer in COMPARERS:
+        assert comparer(torch.tensor(1.0), torch.tensor(1.0)).ok
+        verdict = comparer(torch.tensor(1.0), torch.tensor(5.0))
+        assert not verdict.ok
+        assert verdict.index == ()
+        assert verdict.got == 5.0
+        assert not comparer(torch.tensor([True, False]), torch.tensor([True, True])).ok
+        assert not comparer(torch.tensor([-1, 3]), torch.tensor([1, 3])).ok
+        assert not comparer(torch.zeros(3, 1), torch.zeros(1, 3)).ok
+        assert not comparer(torch.zeros(0, 3), torch.zeros(3, 0)).ok
+        for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu):
+            every = torch.arange(256, dtype=torch.uint8)
+            assert comparer(every.view(dtype), every.view(dtype).clone()).ok
+            assert not comparer(every.view(dtype), every.flip(0).view(dtype)).ok
+        assert not comparer(X, [1.0]).ok
+    assert close(abs=0)(torch.tensor([3.0]), torch.tensor([3])).ok
+    assert not close(abs=0)(torch.tensor([math.nan]), torch.tensor([3])).ok
+    assert not close(abs=0)(torch.tensor([2**53]), torch.tensor([2**53 + 1])).ok
+    assert not bits()(torch.tensor([2**53]), torch.tensor([2**53 + 1])).ok
+
+
+def test_ulp_counts_in_each_dtype():
+    assert ulp(9)(torch.tensor([-1, 5]), torch.tensor([1, 5])).error == 2
+    negative = torch.tensor([0x81, 0x83], dtype=torch.uint8).view(torch.float8_e4m3fn)
+    assert ulp(9)(negative, torch.tensor([0x02, 0x83], dtype=torch.uint8).view(torch.float8_e4m3fn)).error == 3
+    exponents = torch.tensor([1, 200], dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    assert ulp(9)(exponents, torch.tensor([1, 204], dtype=torch.uint8).view(torch.float8_e8m0fnu)).error == 4
+    assert ulp(9)(torch.tensor([1.0]).bfloat16(), torch.tensor([1.0078125]).bfloat16()).error == 1
+
+
+def test_an_infinity_is_never_near():
+    """Where the oracle is finite the result must be, however loose the bound, and the other way round."""
+    inf = torch.full((7, 11), math.inf)
+    for comparer in [close(abs=1e300), close(rel=0.9), rel_l1(1e300), rmse_ratio(1e300), all_of(rmse_ratio(1e300))]:
+        lost = X.clone()
+        lost[3, 4] = math.inf
+        assert not comparer(X, lost).ok
+        assert comparer(X, lost).index == (3, 4)
+        assert not comparer(lost, X).ok
+        assert not comparer(inf, -inf).ok
+
+
+def test_all_of_counts_an_error_that_is_no_number_and_refuses_to_compare_nothing():
+    broken = Comparer("broken", 1.0, lambda expected, got: (math.nan, torch.zeros(expected.shape)))
+    assert not all_of(broken)(X, X).ok
+    assert not all_of(close(abs=1), broken)(X, X).ok
+    with pytest.raises(ValueError, match="nothing would be compared"):
+        all_of()

@@ -1,4 +1,4 @@
-"""q8_0 and q4_0 give the gguf package's own bytes; iq4_nl, for which it has a decoder alone, is held in test_schemes."""
+"""q8_0 and q4_0 give the gguf package's own bytes; iq4_nl, for which it has a decoder alone, is held in test_quantizers."""
 
 import numpy as np
 import pytest

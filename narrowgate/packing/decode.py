@@ -20,6 +20,7 @@ from narrowgate.packing.layout import row_count
 from narrowgate.packing.registry import layout
 from narrowgate.packing.scale import Scale
 from narrowgate.packing.tensor import PackedTensor
+from narrowgate.packing.words import look_up_nibbles
 
 
 def decode(w: PackedTensor) -> Tensor:
@@ -40,8 +41,12 @@ def decode_rows(w: PackedTensor, start: int, stop: int) -> Tensor:
     rows = row_count(w.shape)
     if not 0 <= start <= stop <= rows:
         raise InputError(f"decode_rows: expected 0 <= start <= stop <= {rows}, got [{start}, {stop})")
-    codes = layout(w.layout).unpack_rows(w.data, element(w.element).bits, w.shape, start, stop)
-    return _decode(w, codes, slice(start, stop))
+    kind, width = element(w.element), w.shape[-1]
+    if kind.bits == 4 and w.layout == "words@1":
+        values = look_up_nibbles(w.data, _table(w), start * width, stop * width).view(stop - start, width)
+    else:
+        values = _decode_codes(w, layout(w.layout).unpack_rows(w.data, kind.bits, w.shape, start, stop))
+    return _scaled(w, values, slice(start, stop))
 
 
 def gather_rows(w: PackedTensor, index: Tensor) -> Tensor:
@@ -50,18 +55,24 @@ def gather_rows(w: PackedTensor, index: Tensor) -> Tensor:
     index: int64 [n], every entry a row of the tensor (the caller has checked).
     """
     codes = layout(w.layout).gather_rows(w.data, element(w.element).bits, w.shape, index)
-    return _decode(w, codes, index)
+    return _scaled(w, _decode_codes(w, codes), index)
 
 
-def _decode(w: PackedTensor, codes: Tensor, rows: slice | Tensor) -> Tensor:
-    """Values from codes [n, K] of the rows that `rows` names."""
+def _decode_codes(w: PackedTensor, codes: Tensor) -> Tensor:
+    """float32 values of codes, in their shape, before any scale."""
     kind = element(w.element)
-    if w.codebook is not None:
-        values = _look_up(w.codebook.view(torch.float32), codes)
-    elif kind.bits <= 8:
-        values = _look_up(_decode_table(w.element, w.device), codes)
-    else:
-        values = kind.decode(codes)
+    if w.codebook is None and kind.bits > 8:
+        return kind.decode(codes)
+    return _table(w).index_select(0, codes.reshape(-1).to(torch.int32)).view(codes.shape)
+
+
+def _table(w: PackedTensor) -> Tensor:
+    """The float32 value of every code: the codebook's, or the element's own."""
+    return _decode_table(w.element, w.device) if w.codebook is None else w.codebook.view(torch.float32)
+
+
+def _scaled(w: PackedTensor, values: Tensor, rows: slice | Tensor) -> Tensor:
+    """Zero point, scales and offset applied in place to values [n, K] of the rows that `rows` names."""
     if values.numel() == 0:
         return values
     if w.zero_points is not None:
@@ -79,10 +90,6 @@ def _decode(w: PackedTensor, codes: Tensor, rows: slice | Tensor) -> Tensor:
 @lru_cache(maxsize=64)
 def _decode_table(name: str, device: torch.device) -> Tensor:
     return element(name).decode(torch.arange(2 ** element(name).bits)).to(device)
-
-
-def _look_up(table: Tensor, codes: Tensor) -> Tensor:
-    return table.index_select(0, codes.reshape(-1).to(torch.int32)).view(codes.shape)
 
 
 Change = Callable[[Tensor, Tensor], Tensor]

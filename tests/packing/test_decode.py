@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from narrowgate.formats import element
-from narrowgate.packing import Scale, decode, pack
+from narrowgate.formats import element, elements
+from narrowgate.packing import Scale, decode, decode_rows, gather_rows, pack
 
 
 def f32(values, block):
@@ -234,3 +234,37 @@ def test_scale_grid_of_float32_bfloat16_float16():
     ]
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("name", ["int4", "uint4", "float4_e2m1fn", "index4", "int2", "int8"])
+def test_rows_of_odd_width_at_every_cut(name):
+    """Five fields a row: rows start inside a byte, where the look-up of two nibbles at a time must not slip."""
+    bits = element(name).bits
+    codes = (torch.arange(45) * 7 + 3).view(9, 5) % 2**bits
+    table = torch.randn(16, generator=torch.Generator().manual_seed(1)) if name == "index4" else None
+    s = (torch.arange(27.0) + 1).view(9, 3) / 3
+    w = pack(codes, name, scales=[f32(s, (1, 2))], codebook=table)
+    values = element(name).decode(codes) if table is None else table[codes]
+    want = values * s.repeat_interleave(2, 1)[:, :5]
+    assert torch.equal(decode(w), want)
+    assert torch.equal(decode(w.with_layout("bytes@1")), want)
+    for start in range(10):
+        for stop in range(start, 10):
+            assert torch.equal(decode_rows(w, start, stop), want[start:stop])
+    index = torch.tensor([8, 0, 3, 3])
+    assert torch.equal(gather_rows(w, index), want[index])
+
+
+@pytest.mark.parametrize("name", [n for n in elements() if not n.startswith("index")])
+@pytest.mark.parametrize("layout", ["words@1", "rows@1"])
+def test_decoding_changes_nothing_that_is_stored(name, layout):
+    bits = element(name).bits
+    if layout == "words@1" and bits == 6:
+        layout = "bytes@1"
+    codes = torch.arange(2, 8, dtype=torch.int32).view(2, 3) << max(bits - 8, 0)
+    w = pack(codes, name, scales=[f32([[3.0]], (2, 3))], offset=[f32([[0.5]], (2, 3))], layout=layout)
+    before = [t.clone() for t in w.tensors()]
+    first = decode(w)
+    again = decode(w)
+    assert torch.equal(first.view(torch.int32), again.view(torch.int32))
+    assert all(torch.equal(a, b) for a, b in zip(before, w.tensors(), strict=True))

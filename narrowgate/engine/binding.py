@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from narrowgate.errors import FileError
 from narrowgate.io.packed import Store
-from narrowgate.models.hybrid import EMBEDDING, HEAD, Slot
+from narrowgate.models.hybrid import HEAD, Slot
 from narrowgate.packing import PackedTensor
 
 DENSE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -52,25 +53,11 @@ class Source:
         return store.dtype(self.names[0])
 
 
-def bind(
-    path: Path, store: Store, slots: Iterable[Slot], canonical: Callable[[str], str | None], tied: bool
-) -> tuple[list[Source], list[str]]:  # fmt: skip
+def bind(path: Path, store: Store, slots: Iterable[Slot], family: Any, tied: bool) -> tuple[list[Source], list[str]]:
     """(sources in the order of the slots, notices of what is left aside). Raises FileError for what does not fit."""
-    known: dict[str, str] = {}
-    skipped: Counter[str] = Counter()
-    for name in store:
-        plain = canonical(name)
-        if plain is None:
-            skipped[name.rsplit(".layers.", 1)[0].split(".blocks.")[0].split(".")[0]] += 1
-        elif plain in known:
-            raise FileError(f"{path}: tensors {known[plain]!r} and {name!r} are the same part of the model")
-        else:
-            known[plain] = name
-    notices = [f"{count} tensors of {part!r} skipped: not part of the text model" for part, count in skipped.items()]
-    if tied and known.keys() & {HEAD, HEAD.removesuffix(".weight")} and EMBEDDING in known:
-        known.pop(HEAD, None)
-        known.pop(HEAD.removesuffix(".weight"), None)
-        notices.append("lm_head skipped: the model uses its embedding table as head")
+    known, notices = _known(path, store, family)
+    heads = [name for name in (HEAD, HEAD.removesuffix(".weight")) if tied and known.pop(name, None)]
+    notices += ["lm_head skipped: the model uses its embedding table as head"] if heads else []
     sources, missing = [], []
     for slot in slots:
         source = _find(slot, known, store)
@@ -85,6 +72,21 @@ def bind(
     if unexpected:
         raise FileError(f"{path}: unexpected tensor {_first(sorted(unexpected))}: not part of this model type")
     return sources, notices
+
+
+def _known(path: Path, store: Store, family: Any) -> tuple[dict[str, str], list[str]]:
+    """The family's name of a tensor -> the checkpoint's, and notices of the parts that the family skips."""
+    known: dict[str, str] = {}
+    skipped: Counter[str] = Counter()
+    for name in store:
+        plain = family.canonical(name)
+        if plain is None:
+            skipped[next((p for p in family.SKIPPED if name.startswith(p)), name)] += 1
+        elif plain in known:
+            raise FileError(f"{path}: tensors {known[plain]!r} and {name!r} are the same part of the model")
+        else:
+            known[plain] = name
+    return known, [f"{count} tensors of {part}* skipped: not part of the text model" for part, count in skipped.items()]
 
 
 def _find(slot: Slot, known: dict[str, str], store: Store) -> Source | None:

@@ -60,7 +60,7 @@ def open_checkpoint(path: str | Path) -> tuple[ModelFolder, HybridConfig, list[S
     model = family(folder.config, where)
     config = model.read_config(folder.config, where)
     store = Store(folder.checkpoint, folder.config)
-    sources, notices = bind(folder.path, store, slots(config, model.projections), model.canonical, config.tied)
+    sources, notices = bind(folder.path, store, slots(config, model.projections), model, config.tied)
     return folder, config, sources, store, notices
 
 

@@ -11,9 +11,12 @@ import json
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from narrowgate.errors import InputError
+from narrowgate.formats import element
+from narrowgate.packing.registry import layout
 from narrowgate.packing.scale import Scale
 from narrowgate.packing.tensor import PackedTensor
 
@@ -54,22 +57,7 @@ def unflatten(tensors: list[Tensor], described: str) -> PackedTensor | Tensor:
         if len(tensors) != 1:
             raise InputError(f"unflatten: a dense operand is one tensor, got {len(tensors)}")
         return tensors[0]
-    record = _parse(described)
-    scales, zero, offset = record["scales"], record["zero_points"], record["offset"]
-    expected = 1 + len(scales) + (zero is not None) + len(offset) + record["codebook"]
-    if len(tensors) != expected:
-        raise InputError(f"unflatten: the description names {expected} tensors, got {len(tensors)}")
-    rest = iter(tensors[1:])
-    w = PackedTensor(
-        record["element"],
-        record["layout"],
-        tensors[0],
-        record["shape"],
-        tuple(Scale(next(rest), *fields) for fields in scales),
-        None if zero is None else Scale(next(rest), *zero),
-        tuple(Scale(next(rest), *fields) for fields in offset),
-        next(rest) if record["codebook"] else None,
-    )
+    w = _assemble(tensors, described, checked=_fits(tensors, described))
     w.__dict__["_described"] = described
     return w
 
@@ -81,6 +69,69 @@ def operand_shape(tensors: list[Tensor], described: str) -> tuple[int, ...]:
 
 def _describe_scale(scale: Scale) -> dict[str, Any]:
     return {"element": scale.element, "block": list(scale.block), "layout": scale.layout}
+
+
+def _assemble(tensors: list[Tensor], described: str, *, checked: bool) -> PackedTensor:
+    """The packed tensor; `checked` skips the checks of its parts, which cost four times as much as the rest."""
+    record = _parse(described)
+    scales, zero, offset = record["scales"], record["zero_points"], record["offset"]
+    expected = 1 + len(scales) + (zero is not None) + len(offset) + record["codebook"]
+    if len(tensors) != expected:
+        raise InputError(f"unflatten: the description names {expected} tensors, got {len(tensors)}")
+    rest = iter(tensors[1:])
+    make = _unchecked if checked else _checked
+    return make(
+        PackedTensor,
+        element=record["element"],
+        layout=record["layout"],
+        data=tensors[0],
+        shape=record["shape"],
+        scales=tuple(make(Scale, data=next(rest), **fields) for fields in scales),
+        zero_points=None if zero is None else make(Scale, data=next(rest), **zero),
+        offset=tuple(make(Scale, data=next(rest), **fields) for fields in offset),
+        codebook=next(rest) if record["codebook"] else None,
+    )
+
+
+def _checked(kind: type, **fields: Any) -> Any:
+    return kind(**fields)
+
+
+def _unchecked(kind: type, **fields: Any) -> Any:
+    made: Any = object.__new__(kind)
+    made.__dict__.update(fields)
+    return made
+
+
+def _fits(tensors: list[Tensor], described: str) -> bool:
+    """Whether the tensors have the dtypes and shapes that a sound description asks for; False says: look closely."""
+    expected = _expected(described)
+    return len(tensors) == len(expected) and all(
+        t.dtype == dtype and t.shape == shape and t.is_contiguous() and t.device == tensors[0].device
+        for t, (dtype, shape) in zip(tensors, expected, strict=True)
+    )
+
+
+@lru_cache(maxsize=4096)
+def _expected(described: str) -> tuple[tuple[torch.dtype, torch.Size], ...]:
+    """(dtype, shape) of every stored tensor. The description itself is checked here, once, on tensors without data."""
+    record = _parse(described)
+    parts = [(record["element"], record["layout"], record["shape"])]
+    scales = [*record["scales"], *([record["zero_points"]] if record["zero_points"] else ()), *record["offset"]]
+    for fields in scales:
+        if len(fields["block"]) != len(record["shape"]) or min(fields["block"], default=1) < 1:
+            return ()  # the full check will say what is wrong
+        grid = tuple(-(-extent // block) for extent, block in zip(record["shape"], fields["block"], strict=True))
+        parts.append((fields["element"], fields["layout"], grid))
+    empty = []
+    for name, where, shape in parts:
+        bits, chosen = element(name).bits, layout(where)
+        chosen.check(shape, bits, "unflatten")
+        empty.append(torch.empty(chosen.storage_shape(shape, bits), dtype=chosen.storage_dtype(bits), device="meta"))
+    if record["codebook"]:
+        empty.append(torch.empty(2 ** element(record["element"]).bits, dtype=torch.int32, device="meta"))
+    _assemble(empty, described, checked=False)
+    return tuple((t.dtype, t.shape) for t in empty)
 
 
 @lru_cache(maxsize=4096)
@@ -101,5 +152,5 @@ def _parse(described: str) -> dict[str, Any]:
         raise InputError(f"unflatten: not a packed tensor's description ({error}): {described[:200]!r}") from None
 
 
-def _scale_fields(fields: dict[str, Any]) -> tuple[str, tuple[int, ...], str]:
-    return fields["element"], tuple(fields["block"]), fields["layout"]
+def _scale_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    return {"element": fields["element"], "block": tuple(fields["block"]), "layout": fields["layout"]}

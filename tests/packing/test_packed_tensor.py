@@ -236,8 +236,18 @@ def test_operand_form_refuses_what_does_not_fit():
         unflatten(tensors, "dense")
     with pytest.raises(InputError, match="expected a tensor or a PackedTensor, got list"):
         flatten([1])
-    with pytest.raises(InputError):
-        unflatten([tensors[1], tensors[0], *tensors[2:]], described)
+    for wrong in ([tensors[1], tensors[0], *tensors[2:]], [tensors[0][:-1], *tensors[1:]], [tensors[0].long(), *tensors[1:]]):
+        with pytest.raises(InputError, match="PackedTensor data: expected words@1 storage"):
+            unflatten(wrong, described)
+    for broken, text in (
+        (described.replace("[1,4]", "[1,0]"), "positive"), (described.replace("[1,4]", "[4]"), "one block extent"),
+        (described.replace("index8", "index9"), "expected one of int2"), (described.replace("words@1", "words@9"), "expected"),
+        (described.replace('"codebook":true', '"codebook":false'), "needs a codebook"),
+    ):  # fmt: skip
+        assert broken != described
+        for _ in range(2):
+            with pytest.raises(InputError, match=text):
+                unflatten(tensors, broken)
 
 
 def test_casting_a_module_cannot_touch_it():

@@ -44,6 +44,7 @@ class Case:
     seed: int = 0
     full: bool = False  # too slow for the default set
     cpu_only: bool = False  # looks at values, which a GPU never does
+    left_alone: Callable[..., Tensor] | None = None  # inputs -> mask of the output: what is not written in a given `out`
 
     def __post_init__(self) -> None:
         if (self.oracle is None) == (self.raises is None):

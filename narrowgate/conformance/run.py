@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 import pkgutil
 import time
 from collections.abc import Callable, Mapping
@@ -14,9 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from narrowgate.conformance.case import Arguments, Case
-from narrowgate.conformance.compare import bits
-from narrowgate.conformance.guards import Guarded, clone, guard, map_tensors, poisoned_memory, tensors
+from narrowgate.conformance.call import Outcome, call, declared, same, takes_out
+from narrowgate.conformance.case import Case
+from narrowgate.conformance.compare import bits, share_of
+from narrowgate.conformance.guards import clone, guard, map_tensors
+from narrowgate.dispatch import OPERATORS
+from narrowgate.errors import UnsupportedError
 
 
 @dataclass
@@ -29,6 +31,7 @@ class Result:
     errors: dict[str, float] = field(default_factory=dict)  # output -> error, as a share of its limit
     gaps: dict[str, float] = field(default_factory=dict)  # rival -> error that it would have shown, likewise
     seconds: float = 0.0
+    first_call: float = 0.0  # what the first call took beyond the second: compiling, warming up
 
     def __bool__(self) -> bool:
         return self.status == "held"
@@ -69,25 +72,72 @@ def _held(case: Case, function: Callable[..., Any], device: str, extra: dict[str
     for rival in case.rivals:
         result.gaps[rival.name] = gap = _gap(case, expected, rival.reading(**clone(case.draw())))
         if gap <= 1.0:
-            result.status, result.detail = (
-                "blind",
-                f"the rival reading {rival.name!r} would pass (gap {gap:.3g} of the limit)",
-            )
+            result.status = "blind"
+            result.detail = f"the rival reading {rival.name!r} would pass (gap {gap:.3g} of the limit)"
     if result.status == "blind":
         return result
-    inputs = case.draw()
-    returned = [name for name in expected if name not in inputs]
-    first = _call(case, function, inputs, expected, device, extra, out=None)
-    problems = [*first.problems, *_judge(case, expected, first.outputs, result)]
-    if _takes_out(function) and len(returned) == 1 and first.outputs and "out" not in inputs:
-        second = _call(case, function, inputs, expected, device, extra, out=first.outputs[returned[0]])
-        problems += second.problems
-        for name, got in second.outputs.items():
-            if not bits()(first.outputs[name], got).ok:
-                problems.append(f"{name}: a given out holds other bits than an allocated one")
+    try:
+        problems = _calls(case, function, expected, device, extra, result)
+    except UnsupportedError as refusal:
+        if not extra or "cannot take this call" not in str(refusal):
+            raise
+        return Result(case, "skipped", f"refused by name: {refusal}")
     if problems:
         result.status, result.detail = "failed", "; ".join(dict.fromkeys(problems))
     return result
+
+
+def _calls(
+    case: Case, function: Callable[..., Any], expected: Mapping[str, Tensor], device: str, extra: dict[str, str], result: Result
+) -> list[str]:
+    """Once allocating; then again, at another alignment and into a given `out` where there is one: the same bits, please."""
+    inputs = case.draw()
+    first = call(function, inputs, expected, device, extra)
+    problems = [*first.problems, *_judge(case, expected, first.outputs, result)]
+    returned = [name for name in expected if name not in inputs]
+    dtypes = dict(zip(returned, declared(case, inputs), strict=False))
+    for name, dtype in dtypes.items():
+        if name in first.outputs and first.outputs[name].dtype != dtype:
+            problems.append(f"{name}: expected {dtype} back, got {first.outputs[name].dtype}")
+    if problems:
+        return problems
+    fills = takes_out(function) and len(returned) == 1 and "out" not in inputs
+    out = first.outputs[returned[0]] if fills else None
+    second = call(function, inputs, expected, device, extra, out, shifted=True)
+    result.first_call = max(0.0, first.seconds - second.seconds)
+    problems += [*second.problems, *_unlike(case, first, second, returned[0] if fills else None)]
+    if out is not None and out.dtype in _OTHER and _any_float(case):
+        other = call(function, inputs, expected, device, extra, out.to(_OTHER[out.dtype]))
+        problems += [*other.problems, *_unlike(case, first, other, returned[0])]
+    return problems
+
+
+_OTHER = {torch.float32: torch.bfloat16, torch.bfloat16: torch.float32, torch.float16: torch.float32}
+
+
+def _any_float(case: Case) -> bool:
+    """Whether a given out may have another floating dtype than an allocated one."""
+    return case.op in OPERATORS and OPERATORS[case.op].out_dtype == "float"
+
+
+def _unlike(case: Case, first: Outcome, again: Outcome, filled: str | None) -> list[str]:
+    """What a second call gave in other bits. An out of another dtype agrees in the narrower of the two."""
+    problems = []
+    for name, got in again.outputs.items():
+        want = first.outputs[name]
+        if got.dtype != want.dtype:
+            narrow = want.dtype if want.element_size() < got.element_size() else got.dtype
+            want, got = want.to(narrow), got.to(narrow)
+        if name == filled and case.left_alone is not None:
+            kept = case.left_alone(**case.draw()).to(got.device).expand(got.shape)
+            if not bool(got[kept].isnan().all()):
+                problems.append(f"{name}: rows that a call must leave alone in a given out were written")
+            want, got = want[~kept], got[~kept]
+        verdict = bits()(want, got)
+        if not verdict.ok:
+            how = "a given out" if name == filled else "a second call"
+            problems.append(f"{name}: {how} holds other bits than an allocated one: {verdict}")
+    return problems
 
 
 def _gap(case: Case, expected: Mapping[str, Tensor], rival: Mapping[str, Tensor]) -> float:
@@ -96,59 +146,15 @@ def _gap(case: Case, expected: Mapping[str, Tensor], rival: Mapping[str, Tensor]
     for name, want in expected.items():
         if name in rival:
             verdict = case.comparer(name)(want, rival[name])
-            worst = max(worst, _share(verdict.error, verdict.limit) if not verdict.ok else 0.0)
+            worst = max(worst, share_of(verdict.error, verdict.limit) if not verdict.ok else 0.0)
     return worst
-
-
-def _share(error: float, limit: float) -> float:
-    if error != error:
-        return float("inf")
-    return error / limit if limit else (0.0 if error == 0 else 1.0 + error)
-
-
-@dataclass
-class _Outcome:
-    outputs: dict[str, Tensor]
-    problems: list[str]
-
-
-def _call(
-    case: Case, function: Callable[..., Any], inputs: Arguments, expected: Mapping[str, Tensor], device: str,
-    extra: dict[str, str], out: Tensor | None,
-) -> _Outcome:  # fmt: skip
-    guards: list[Guarded] = []
-
-    def place(t: Tensor) -> Tensor:
-        guards.append(guard(t, device))
-        return guards[-1].tensor
-
-    placed = map_tensors(inputs, place)
-    kept = {name: clone(value) for name, value in placed.items() if name not in expected}
-    into = None
-    if out is not None:
-        guards.append(guard(torch.empty_like(out), device, poison=True))
-        into = guards[-1].tensor
-    with torch.no_grad(), poisoned_memory():
-        got = function(**placed, **extra, **({} if into is None else {"out": into}))
-    if device != "cpu":
-        torch.cuda.synchronize()
-    problems = [f"{name}: the input was changed" for name, was in kept.items() if not _same(was, placed[name])]
-    if any(g.broken() for g in guards):
-        problems.append("memory beside a buffer was written")
-    if into is not None and isinstance(got, Tensor) and got.data_ptr() != into.data_ptr() and into.numel():
-        problems.append("a given out was not the tensor returned")
-    returned = [name for name in expected if name not in inputs]
-    outputs = dict(zip(returned, _as_list(got if into is None else into), strict=False))
-    outputs.update({name: placed[name] for name in expected if name in inputs})
-    missing = [name for name in expected if name not in outputs]
-    return _Outcome(outputs, problems + [f"{name}: nothing came back" for name in missing])
 
 
 def _judge(case: Case, expected: Mapping[str, Tensor], outputs: Mapping[str, Tensor], result: Result) -> list[str]:
     problems = []
     for name, got in outputs.items():
         verdict = case.comparer(name)(expected[name], got)
-        result.errors[name] = _share(verdict.error, verdict.limit)
+        result.errors[name] = share_of(verdict.error, verdict.limit)
         if not verdict.ok:
             problems.append(f"{name}: {case.comparer(name).name}: {verdict}")
     return problems
@@ -165,22 +171,7 @@ def _refused(case: Case, function: Callable[..., Any], device: str, extra: dict[
     except kind as error:
         if text not in str(error):
             return Result(case, "failed", f"expected the message to contain {text!r}, got {str(error)!r}")
-        if not _same(before, placed):
+        if not same(before, placed):
             return Result(case, "failed", "an input was written before the call was refused")
         return Result(case, "held")
     return Result(case, "failed", f"expected {kind.__name__} with {text!r}, but nothing was raised")
-
-
-def _as_list(value: Any) -> list[Tensor]:
-    if value is None:
-        return []
-    return [value] if isinstance(value, Tensor) else tensors(value)
-
-
-def _same(a: Any, b: Any) -> bool:
-    pairs = zip(tensors(a), tensors(b), strict=True)
-    return all(bits(nan_payload=True)(x, y).ok for x, y in pairs)
-
-
-def _takes_out(function: Callable[..., Any]) -> bool:
-    return "out" in inspect.signature(function).parameters

@@ -16,11 +16,13 @@ from narrowgate.conformance.compare import Comparer, bits
 
 Arguments = dict[str, Any]
 Reading = Callable[..., Mapping[str, Tensor]]
+Law = Callable[..., Mapping[str, tuple[Tensor, Tensor]]]
 
 
 @dataclass(frozen=True)
 class Rival:
-    """A wrong reading: called with the case's inputs like the oracle, and expected to differ visibly from it."""
+    """A wrong reading: called with the case's inputs like the oracle, and expected to differ visibly from it. In a case
+    with a law it stands in for the operator, and the law must not hold."""
 
     name: str
     reading: Reading
@@ -31,7 +33,8 @@ class Case:
     """`inputs(generator)` gives the operator's arguments by name, on the CPU. `oracle(**inputs)` gives what must come
     back: an entry for each returned tensor, in order, under any name that is no argument, and one for each argument
     that the operator changes in place, under that argument's name. `raises` replaces the oracle where the call must be
-    refused."""
+    refused. So does `law(ops, **inputs)` where two ways must agree: it gives {name: (expected, got)}, both computed through
+    `ops.<name>`, which are operators of one implementation, the case's own being the one under test."""
 
     op: str
     name: str
@@ -40,6 +43,7 @@ class Case:
     compare: Comparer | Mapping[str, Comparer] = bits()
     rivals: tuple[Rival, ...] = ()
     raises: tuple[type[Exception], str] | None = None
+    law: Law | None = None
     spec: tuple[str, ...] = ()  # the items of the specification that it holds, such as "D3" or "G25"
     seed: int = 0
     full: bool = False  # too slow for the default set
@@ -47,8 +51,8 @@ class Case:
     left_alone: Callable[..., Tensor] | None = None  # inputs -> mask of the output: what is not written in a given `out`
 
     def __post_init__(self) -> None:
-        if (self.oracle is None) == (self.raises is None):
-            raise ValueError(f"{self.op}/{self.name}: expected an oracle or raises, one of them")
+        if sum(way is not None for way in (self.oracle, self.raises, self.law)) != 1:
+            raise ValueError(f"{self.op}/{self.name}: expected one of oracle, raises and law")
 
     @property
     def id(self) -> str:

@@ -163,6 +163,16 @@ def rmse_ratio(limit: float) -> Comparer:
     return Comparer("rmse_ratio", limit, measure)
 
 
+def mean_abs(limit: float) -> Comparer:
+    """mean |expected - got|: sees a small error that is everywhere."""
+
+    def measure(expected: Tensor, got: Tensor) -> tuple[float, Tensor]:
+        distance = _distance(expected, got)
+        return float(distance.mean()), distance
+
+    return Comparer("mean_abs", limit, measure)
+
+
 def all_of(*comparers: Comparer) -> Comparer:
     """Holds when all of them hold; reports the worst of them, as a share of its limit."""
     if not comparers:

@@ -7,7 +7,6 @@ import importlib
 import pkgutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,26 +14,12 @@ from torch import Tensor
 
 from narrowgate.conformance.call import Outcome, call, declared, same, takes_out
 from narrowgate.conformance.case import Case
-from narrowgate.conformance.compare import bits, share_of
+from narrowgate.conformance.compare import bits
 from narrowgate.conformance.guards import clone, guard, map_tensors
+from narrowgate.conformance.law import Absent, lawful
+from narrowgate.conformance.result import Result, gap_of, judge
 from narrowgate.dispatch import OPERATORS
 from narrowgate.errors import UnsupportedError
-
-
-@dataclass
-class Result:
-    """What came of a case. `status`: held, failed, blind (a rival would pass), or skipped with a reason."""
-
-    case: Case
-    status: str
-    detail: str = ""
-    errors: dict[str, float] = field(default_factory=dict)  # output -> error, as a share of its limit
-    gaps: dict[str, float] = field(default_factory=dict)  # rival -> error that it would have shown, likewise
-    seconds: float = 0.0
-    first_call: float = 0.0  # what the first call took beyond the second: compiling, warming up
-
-    def __bool__(self) -> bool:
-        return self.status == "held"
 
 
 @functools.cache
@@ -57,8 +42,14 @@ def run(case: Case, function: Callable[..., Any], *, device: str = "cpu", impl: 
     if case.cpu_only and device != "cpu":
         return Result(case, "skipped", "looks at values of indices, which only the CPU does")
     extra = {} if impl is None else {"impl": impl}
+    way = _refused if case.raises else lawful if case.law else _held
     try:
-        result = _refused(case, function, device, extra) if case.raises else _held(case, function, device, extra)
+        result = way(case, function, device, extra)
+    except Absent as absent:
+        result = Result(case, "skipped", str(absent))
+    except UnsupportedError as refusal:  # a named kernel may refuse a call, but not the reference
+        refused = impl in ("cpu", "gpu") and "cannot take this call" in str(refusal)
+        result = Result(case, "skipped" if refused else "failed", str(refusal))
     except Exception as error:
         result = Result(case, "failed", f"{type(error).__name__}: {error}")
     result.seconds = time.perf_counter() - start
@@ -70,18 +61,13 @@ def _held(case: Case, function: Callable[..., Any], device: str, extra: dict[str
     result = Result(case, "held")
     expected = dict(case.oracle(**clone(case.draw())))
     for rival in case.rivals:
-        result.gaps[rival.name] = gap = _gap(case, expected, rival.reading(**clone(case.draw())))
+        result.gaps[rival.name] = gap = gap_of(case, expected, rival.reading(**clone(case.draw())))
         if gap <= 1.0:
             result.status = "blind"
             result.detail = f"the rival reading {rival.name!r} would pass (gap {gap:.3g} of the limit)"
     if result.status == "blind":
         return result
-    try:
-        problems = _calls(case, function, expected, device, extra, result)
-    except UnsupportedError as refusal:
-        if not extra or "cannot take this call" not in str(refusal):
-            raise
-        return Result(case, "skipped", f"refused by name: {refusal}")
+    problems = _calls(case, function, expected, device, extra, result)
     if problems:
         result.status, result.detail = "failed", "; ".join(dict.fromkeys(problems))
     return result
@@ -93,7 +79,7 @@ def _calls(
     """Once allocating; then again, at another alignment and into a given `out` where there is one: the same bits, please."""
     inputs = case.draw()
     first = call(function, inputs, expected, device, extra)
-    problems = [*first.problems, *_judge(case, expected, first.outputs, result)]
+    problems = [*first.problems, *judge(case, expected, first.outputs, result)]
     returned = [name for name in expected if name not in inputs]
     dtypes = dict(zip(returned, declared(case, inputs), strict=False))
     for name, dtype in dtypes.items():
@@ -137,26 +123,6 @@ def _unlike(case: Case, first: Outcome, again: Outcome, filled: str | None) -> l
         if not verdict.ok:
             how = "a given out" if name == filled else "a second call"
             problems.append(f"{name}: {how} holds other bits than an allocated one: {verdict}")
-    return problems
-
-
-def _gap(case: Case, expected: Mapping[str, Tensor], rival: Mapping[str, Tensor]) -> float:
-    """How far outside the limits a rival's results lie, at their most visible."""
-    worst = 0.0
-    for name, want in expected.items():
-        if name in rival:
-            verdict = case.comparer(name)(want, rival[name])
-            worst = max(worst, share_of(verdict.error, verdict.limit) if not verdict.ok else 0.0)
-    return worst
-
-
-def _judge(case: Case, expected: Mapping[str, Tensor], outputs: Mapping[str, Tensor], result: Result) -> list[str]:
-    problems = []
-    for name, got in outputs.items():
-        verdict = case.comparer(name)(expected[name], got)
-        result.errors[name] = share_of(verdict.error, verdict.limit)
-        if not verdict.ok:
-            problems.append(f"{name}: {case.comparer(name).name}: {verdict}")
     return problems
 
 

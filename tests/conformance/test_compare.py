@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from narrowgate.conformance.compare import Comparer, all_of, bits, close, rel_l1, rmse_ratio, ulp
+from narrowgate.conformance.compare import Comparer, all_of, bits, close, mean_abs, rel_l1, rmse_ratio, ulp
 
 X = torch.linspace(-3, 5, 77).reshape(7, 11)
 COMPARERS = [
@@ -14,6 +14,7 @@ COMPARERS = [
     close(abs=1e-6),
     close(rel=1e-6),
     rel_l1(1e-7),
+    mean_abs(1e-6),
     rmse_ratio(1e-6),
     all_of(close(abs=1e-5), rmse_ratio(1e-6)),
 ]

@@ -12,7 +12,8 @@ from torch import Generator, Tensor
 from narrowgate.conformance.case import Arguments, Case, Rival
 from narrowgate.conformance.compare import Comparer, all_of, close, mean_abs, rmse_ratio
 from narrowgate.conformance.fixtures import BF16, F16, F32, UNSAID, short
-from narrowgate.ops.gated_delta_rule import inputs, oracle
+from narrowgate.ops.gated_delta_rule import cases_inputs as inputs
+from narrowgate.ops.gated_delta_rule import oracle
 
 OP = "gated_delta_rule"
 FORMS = ("recurrent", "chunk")

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from narrowgate.conformance.case import Arguments, Case
 from narrowgate.conformance.compare import Comparer, bits, close
 from narrowgate.conformance.fixtures import BF16, F16, UNSAID, padded, poisoned, refusal
-from narrowgate.ops.gated_delta_rule import inputs
+from narrowgate.ops.gated_delta_rule import cases_inputs as inputs
 from narrowgate.ops.gated_delta_rule.cases_prefill import CLOSE, FORMS, OP, case
 
 Pairs = dict[str, tuple[Tensor, Tensor]]

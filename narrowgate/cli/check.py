@@ -22,7 +22,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from narrowgate.conformance.suite import Report, Row, check, choose, jobs
+from narrowgate.conformance.page import named, page
+from narrowgate.conformance.suite import Report, check, choose, jobs
 
 STYLE = {"held": "blue", "failed": "bold red", "blind": "magenta", "skipped": "bright_black"}
 
@@ -67,8 +68,6 @@ def command(
             each=lambda row: bar.update(task, advance=1, op=row.op),
         )  # fmt: skip
     if html is not None:
-        from narrowgate.conformance.page import page
-
         html.write_text(page(report), encoding="utf-8")
         progress.print(f"page written to {html}")
     if as_json:
@@ -188,13 +187,8 @@ def show(report: Report, console: Console) -> None:
                 Text(f"{row.status}: {row.op}/{row.case} ({row.impl}) ", STYLE[row.status]) + Text(row.detail, "default")
             )
     for reason, rows in report.skips().items():
-        console.print(Text(f"skipped {len(rows)}: {reason} ({_named(rows)})", STYLE["skipped"]))
+        console.print(Text(f"skipped {len(rows)}: {reason} ({named(rows)})", STYLE["skipped"]))
     console.print(summary(report))
-
-
-def _named(rows: list[Row]) -> str:
-    ops = list(dict.fromkeys(row.op for row in rows))
-    return ", ".join(ops[:6]) + (f" and {len(ops) - 6} more" if len(ops) > 6 else "")
 
 
 def share(worst: float) -> str:

@@ -22,7 +22,7 @@ def _qkv(mixed: Tensor, *, num_k_heads: int, head_k_dim: int, head_v_dim: int) -
 
 
 def _all_five(
-    conv_out: Tensor, a: Tensor, *args: object, num_k_heads: int, head_k_dim: int, head_v_dim: int, eps: float = 1e-6
+    conv_out: Tensor, a: Tensor, *args: object, num_k_heads: int, head_k_dim: int, head_v_dim: int, **kwargs: object
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     q, k, v = _qkv(conv_out, num_k_heads=num_k_heads, head_k_dim=head_k_dim, head_v_dim=head_v_dim)
     return q, k, v, torch.empty(a.shape, device=a.device), torch.empty(a.shape, device=a.device)

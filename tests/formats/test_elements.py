@@ -20,6 +20,7 @@ def encode(name, x):
     return element(name).encode(torch.from_numpy(np.asarray(x, np.float32))).numpy().astype(np.int64)
 
 
+@pytest.mark.spec("A10", "B3", "B4", "F16")
 @pytest.mark.parametrize("name", oracle.TYPES)
 def test_every_code_decodes_as_ml_dtypes_says(name):
     codes = torch.arange(2 ** oracle.WIDTH[name])
@@ -32,6 +33,7 @@ def test_the_oracle_covers_every_element_but_the_indices():
     assert covered == set(elements())
 
 
+@pytest.mark.spec("A8", "B3", "B4", "B5")
 def test_written_tables():
     e2m1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
     e3m2 = [0, 0.0625, 0.125, 0.1875, 0.25, 0.3125, 0.375, 0.4375, 0.5, 0.625, 0.75, 0.875, 1, 1.25, 1.5, 1.75,
@@ -45,6 +47,7 @@ def test_written_tables():
         assert torch.signbit(got).tolist() == [False] * len(table) + [True] * len(table)  # code 8 / 32 is -0
 
 
+@pytest.mark.spec("Z4", "F16", "R3", "R9")
 def test_rivals_of_decoding_are_visible():
     codes = torch.arange(16)
     nibble = ((codes ^ 8) - 8).float()
@@ -57,6 +60,7 @@ def test_rivals_of_decoding_are_visible():
     assert as_normals[1] == 0.0087890625
 
 
+@pytest.mark.spec("B1")
 def test_constants():
     expected = {
         "float4_e2m1fn": (6.0, 2, 1), "float6_e2m3fn": (7.5, 2, 1), "float6_e3m2fn": (28.0, 4, 3),
@@ -68,6 +72,7 @@ def test_constants():
     assert [element(n).max for n in ("int2", "int4", "int8", "uint2", "uint4", "uint8")] == [1, 7, 127, 3, 15, 255]
 
 
+@pytest.mark.spec("B7")
 @pytest.mark.parametrize("name", oracle.FLOATS)
 def test_ties_neighbours_and_boundaries(name):
     x = oracle.probes(name)
@@ -79,6 +84,7 @@ def test_ties_neighbours_and_boundaries(name):
     assert np.array_equal(encode(name, x), oracle.nearest_code(name, x))
 
 
+@pytest.mark.spec("B7")
 @pytest.mark.parametrize("name", oracle.FLOATS)
 def test_random_bit_patterns_against_ml_dtypes(name):
     u = np.random.default_rng(7).integers(0, 2**32, 1 << 16, dtype=np.uint32)
@@ -111,6 +117,7 @@ def test_every_value_encodes_to_its_own_code(name):
     assert np.array_equal(encode(name, values[kept]), np.arange(len(values))[kept])
 
 
+@pytest.mark.spec("B7", "F1", "F19")
 def test_spec_ties():
     cases = {  # SPEC B7, FORMATS 1.1, F1
         "float6_e3m2fn": {0.03125: 0, 0.09375: 2, 0.3: 5, 18.0: 28, 22.0: 30, 26.0: 30, 29.0: 31, 14.0: 27},
@@ -126,6 +133,7 @@ def test_spec_ties():
         assert np.array_equal(encode(name, -x), want | sign), name
 
 
+@pytest.mark.spec("F1", "R10", "R11")
 def test_rivals_of_rounding_are_visible():
     """Ties to the lower value, and ties away from zero, differ on the fixtures that SPEC R names."""
     fixtures = {
@@ -145,6 +153,7 @@ def test_rivals_of_rounding_are_visible():
     assert [add_half[i] for i in (1, 3, 5, 7)] == [0.5, 1.5, 3, 6]
 
 
+@pytest.mark.spec("B8")
 def test_the_sign_of_zero_is_kept():
     for name in oracle.FLOATS:
         sign = 1 << (oracle.WIDTH[name] - 1)
@@ -152,6 +161,7 @@ def test_the_sign_of_zero_is_kept():
     assert encode("float6_e3m2fn", [-0.03125, -0.02]).tolist() == [0x20, 0x20]  # SPEC B8: -min/2 <= x < 0
 
 
+@pytest.mark.spec("B8")
 def test_infinity_saturates_small_floats_and_stays_in_wide_ones():
     for name in oracle.SMALL_FLOATS:
         assert element(name).decode(torch.from_numpy(encode(name, [np.inf, -np.inf]))).tolist() == [
@@ -162,6 +172,7 @@ def test_infinity_saturates_small_floats_and_stays_in_wide_ones():
     assert encode("bfloat16", [-np.inf]).tolist() == [0xFF80]
 
 
+@pytest.mark.spec("B8")
 def test_nan_encodes_to_nan_or_is_refused():
     nan = torch.tensor([1.0, float("nan")])
     for name in ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16"):
@@ -171,6 +182,7 @@ def test_nan_encodes_to_nan_or_is_refused():
             element(name).encode(nan)
 
 
+@pytest.mark.spec("A10")
 def test_nan_codes_of_fp8_decode_to_nan():
     e4m3, e5m2 = element("float8_e4m3fn"), element("float8_e5m2")
     assert e4m3.decode(torch.tensor([0x7F, 0xFF])).isnan().all()
@@ -188,6 +200,7 @@ C16 = {  # SPEC C16: float32 bits -> bfloat16 bits
 }  # fmt: skip
 
 
+@pytest.mark.spec("C16", "R25")
 def test_c16_vectors_and_their_rival():
     u = np.array(list(C16), np.uint32)
     fill = np.random.default_rng(3).integers(0, 2**32, 4096 - len(u), dtype=np.uint32)
@@ -220,6 +233,7 @@ def test_integers_round_to_even_and_clamp():
         assert np.array_equal(encode(name, x), np.clip(np.rint(np.array(x)), 0, high))
 
 
+@pytest.mark.spec("F2", "F9", "B21")
 def test_e8m0_decodes_every_byte_and_never_rounds():
     bytes_ = torch.arange(256)
     want = [np.ldexp(1.0, i - 127) for i in range(255)]
@@ -239,6 +253,7 @@ def test_e8m0_decodes_every_byte_and_never_rounds():
         element("ue8m0_zero").encode(torch.tensor([2.0**-127]))
 
 
+@pytest.mark.spec("B5")
 def test_codes_are_masked_and_of_any_integer_dtype():
     want = element("float6_e2m3fn").decode(torch.tensor([5, 63]))
     assert torch.equal(element("float6_e2m3fn").decode(torch.tensor([5 + 64, 63 + 192])), want)  # SPEC B5

@@ -7,6 +7,7 @@ from small_models import reference, relative, tokens
 LIMIT = 1e-4
 
 
+@pytest.mark.spec("G58")
 @pytest.mark.parametrize("length", [1, 37, 129])
 def test_logits(pair, length):
     theirs, ours = pair
@@ -26,6 +27,7 @@ def test_logits_of_a_rectangle_and_of_the_last_rows_only(pair):
     assert relative(expected[0, -1], ours.logits(ids[0].tolist(), last_only=True)) < LIMIT
 
 
+@pytest.mark.spec("G27")
 def test_prefill_and_one_step_equal_the_full_forward(pair):
     theirs, ours = pair
     ids = tokens(70, seed=3)
@@ -37,6 +39,7 @@ def test_prefill_and_one_step_equal_the_full_forward(pair):
         assert cache.lengths == [length]
 
 
+@pytest.mark.spec("G35")
 def test_pieces_shorter_than_the_convolution(pair):
     theirs, ours = pair
     ids = tokens(13, seed=4)
@@ -47,6 +50,7 @@ def test_pieces_shorter_than_the_convolution(pair):
     assert relative(reference(theirs, ids), torch.cat(got)) < LIMIT
 
 
+@pytest.mark.spec("G34")
 def test_batch_of_unequal_lengths_equals_single_runs(pair):
     theirs, ours = pair
     lengths = [3, 17, 64]

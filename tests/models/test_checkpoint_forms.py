@@ -131,6 +131,7 @@ def test_activations_may_be_bfloat16(tmp_path):
     assert 1e-4 < relative(reference(theirs, IDS), ours.logits(IDS)) < 0.1
 
 
+@pytest.mark.spec("G60")
 def test_checkpoint_dtypes_survive_load_cast_and_save(tmp_path):
     """A_log and the gated norm stay float32 beside bfloat16 weights (G60), even if somebody casts the module."""
     build("qwen3_5_text", tmp_path / "half", dtype=torch.bfloat16)

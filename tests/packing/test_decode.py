@@ -17,6 +17,7 @@ def cycle(bits, shape):
     return (torch.arange(torch.Size(shape).numel()) % 2**bits - 2 ** (bits - 1)).view(shape)
 
 
+@pytest.mark.spec("A7", "Z2", "R1")
 @pytest.mark.parametrize(("bits", "shape"), [(8, (8, 8)), (4, (8, 32)), (2, (4, 32)), (8, (16, 17)), (4, (3, 21)), (2, (5, 7))])
 def test_integers_are_sign_extended_over_the_full_range(bits, shape):
     """A7, with widths that are no multiple of a word and, at 8 bits, positive values too (Z2)."""
@@ -28,6 +29,7 @@ def test_integers_are_sign_extended_over_the_full_range(bits, shape):
         assert int(values.max()) == 2 ** (bits - 1) - 1  # rival: sign bits always on
 
 
+@pytest.mark.spec("A8")
 def test_e2m1_by_table():
     codes = torch.arange(128).view(4, 32) % 16  # A8
     positive = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -37,6 +39,7 @@ def test_e2m1_by_table():
     assert torch.equal(torch.signbit(got), codes >= 8)
 
 
+@pytest.mark.spec("A10")
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
 def test_fp8_every_code_bit_exact(name):
     codes = torch.arange(256, dtype=torch.uint8).view(16, 16)  # A10
@@ -47,6 +50,7 @@ def test_fp8_every_code_bit_exact(name):
     assert int(got.isnan().sum()) == (2 if name == "float8_e4m3fn" else 6)
 
 
+@pytest.mark.spec("A13")
 def test_scaled_copy():
     """A13: out = v * s[m, n/16], with rivals n % 2, transposed grid, one scale."""
     values = cycle(8, (8, 32))
@@ -58,6 +62,7 @@ def test_scaled_copy():
         assert not torch.allclose(values * rival, want, atol=1e-6)
 
 
+@pytest.mark.spec("A14", "R4")
 @pytest.mark.parametrize("bits", [8, 4, 2])
 def test_codebook_reads(bits):
     """A14: raw unsigned indices, table[idx] * scale with one rounding."""
@@ -72,6 +77,7 @@ def test_codebook_reads(bits):
         assert not torch.equal(got, signed * s.repeat_interleave(16, 1))
 
 
+@pytest.mark.spec("A16", "Z19")
 @pytest.mark.parametrize(("bits", "step"), [(8, 37), (2, 37), (4, 37), (16, 37), (16, 25743)])
 def test_rows_under_a_row_scale(bits, step):
     """A16 over [4, 64] and, for widths that are no whole word (Z19), over [4, 61]."""
@@ -85,6 +91,7 @@ def test_rows_under_a_row_scale(bits, step):
             assert int(index.max()) > 60000
 
 
+@pytest.mark.spec("A18")
 def test_int4_under_a_row_scale():
     """A18: the raw field (37 i + 3) mod 16, sign-extended."""
     field = (37 * torch.arange(256) + 3).view(4, 64) % 16
@@ -101,6 +108,7 @@ def test_float32_fields_decode_exactly_and_staging_is_visible():
     assert not torch.equal(got.half().float(), x)
 
 
+@pytest.mark.spec("A5", "A6")
 def test_two_levels_multiply_innermost_first():
     """A20's operand: E2M1 codes i mod 16, block 16, s[4, 2], global 0.25; every product one float32 rounding."""
     codes = torch.arange(128).view(4, 32) % 16
@@ -118,6 +126,7 @@ def test_two_levels_multiply_innermost_first():
     assert not torch.equal(inner_first, outer_first)  # the order is visible here
 
 
+@pytest.mark.spec("A6", "R6")
 def test_weights_with_blocks_of_rows_and_columns():
     """A24's rhs: s[(k/8) * blocks_n + n/bn] with 4 x 2 blocks."""
     values = cycle(4, (32, 16))
@@ -129,6 +138,7 @@ def test_weights_with_blocks_of_rows_and_columns():
     assert not torch.equal(values * rival, want)
 
 
+@pytest.mark.spec("A32", "A33", "A34", "A35")
 @pytest.mark.parametrize("scale_element", ["float8_e8m0fnu", "float8_e4m3fn", "float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("layout", ["rows@1", "words@1"])
 def test_scales_of_every_stored_type(scale_element, layout):
@@ -139,6 +149,7 @@ def test_scales_of_every_stored_type(scale_element, layout):
     assert torch.equal(decode(w), codes * values.repeat_interleave(8, 1))
 
 
+@pytest.mark.spec("A5")
 def test_zero_points_and_offsets_in_order():
     """(code - zero) * s0 * s1 + (o0 * o1), each step rounded to float32: against numpy, with the fused rival visible."""
     generator = torch.Generator().manual_seed(2)
@@ -180,6 +191,7 @@ def embedding_row(bits, bias, group, n, with_offset):
     return w, (code + bias).astype(np.float32), s.repeat(group, 1), o.repeat(group, 1)
 
 
+@pytest.mark.spec("C10", "C11", "C12")
 @pytest.mark.parametrize(("bits", "bias", "group", "n", "with_offset"), ROWS)
 def test_packed_rows_round_twice(bits, bias, group, n, with_offset):
     w, value, s, o = embedding_row(bits, bias, group, n, with_offset)
@@ -190,6 +202,7 @@ def test_packed_rows_round_twice(bits, bias, group, n, with_offset):
         assert not np.signbit((decode(w) + 0.0).numpy()[want == 0]).any()
 
 
+@pytest.mark.spec("C14", "Z11")
 def test_the_fused_rival_is_visible_over_all_rows():
     """C14, Z11: with offsets a fused multiply-add differs at 4 and 8 bits; without them, and at 2 bits, it never does."""
     differs = {}
@@ -203,6 +216,7 @@ def test_the_fused_rival_is_visible_over_all_rows():
     assert differs[8] > 0
 
 
+@pytest.mark.spec("F14", "F15")
 def test_scale_bytes_103_to_112_survive_a_float16_output():
     """F15: 2^-24 .. 2^-15 are float16 subnormals, rounded once from float32; F14: 2^-127 times a value is no zero."""
     grid = torch.arange(103, 113).view(10, 1)
@@ -214,6 +228,7 @@ def test_scale_bytes_103_to_112_survive_a_float16_output():
     assert decode(tiny)[0].double().tolist() == [v * 2.0**-127 for v in (0, 0.5, 1, 1.5, 2, 3, 4, 6)]
 
 
+@pytest.mark.spec("Z14", "B21", "R15")
 def test_byte_0_is_a_power_or_a_zero_by_element():
     """Z14, B21: 2^-127 under float8_e8m0fnu, 0 under ue8m0_zero."""
     byte = torch.zeros(1, 1, dtype=torch.uint8)
@@ -224,6 +239,7 @@ def test_byte_0_is_a_power_or_a_zero_by_element():
     assert not zero.any()
 
 
+@pytest.mark.spec("F42")
 def test_scale_grid_of_float32_bfloat16_float16():
     """F42 at decode level: the same factors stored three ways give the same values."""
     codes = cycle(4, (3, 64))
@@ -236,6 +252,7 @@ def test_scale_grid_of_float32_bfloat16_float16():
     assert torch.equal(results[0], results[2])
 
 
+@pytest.mark.spec("A45")
 @pytest.mark.parametrize("name", ["int4", "uint4", "float4_e2m1fn", "index4", "int2", "int8"])
 def test_rows_of_odd_width_at_every_cut(name):
     """Five fields a row: rows start inside a byte, where the look-up of two nibbles at a time must not slip."""

@@ -54,6 +54,7 @@ def test_blocks_round_trip(scheme, shape):
     assert same_bits(from_ggml_blocks(back, scheme, shape), w)
 
 
+@pytest.mark.spec("F23")
 def test_split_halves_not_neighbours():
     """F23: qs[j] = j | (15 - j) << 4 holds element j = lut[j] and element j + 16 = lut[15 - j]."""
     block = torch.tensor([127] + [j | (15 - j) << 4 for j in range(16)], dtype=torch.uint8)
@@ -64,6 +65,7 @@ def test_split_halves_not_neighbours():
     assert not torch.equal(w.codes(), pairs)
 
 
+@pytest.mark.spec("C17")
 def test_golden_q8_0_and_a_nan_scale():
     """C17: d = 1 and q_j = 3j - 50 is exact; a NaN d makes all 32 values NaN in bfloat16, those with q = 0 too."""
     q = 3 * np.arange(32) - 50

@@ -27,6 +27,7 @@ def some_codes(*shape, bits=6, seed=0):
 
 
 # ---- four codes in three bytes
+@pytest.mark.spec("B10", "R12")
 def test_fp6_golden_bytes():
     codes = [5, 10, 21, 63]  # SPEC B10
     assert [hex(b) for b in pack_fp6(torch.tensor(codes)).tolist()] == ["0x85", "0x52", "0xfd"]
@@ -37,12 +38,14 @@ def test_fp6_golden_bytes():
     assert bytes(pack_fp6(torch.arange(56, 48, -1)).tolist()).hex(" ") == "f8 6d d7 f4 2c c7"
 
 
+@pytest.mark.spec("B11")
 def test_fp6_codes_are_masked():
     codes = some_codes(3, 8)
     assert torch.equal(pack_fp6(codes | 0xC0), pack_fp6(codes))
     assert torch.equal(pack_fp6(codes.to(torch.int64)), pack_fp6(codes))
 
 
+@pytest.mark.spec("B11", "B12", "B13")
 @pytest.mark.parametrize("shape", [(4,), (3, 8), (2, 5, 12), (0, 4), (3, 0)])
 def test_fp6_round_trip_and_expand(shape):
     codes = some_codes(*shape)
@@ -52,6 +55,7 @@ def test_fp6_round_trip_and_expand(shape):
     assert torch.equal(expand_fp6(packed, shape[-1]), codes)  # SPEC B13: identical, top bits 0
 
 
+@pytest.mark.spec("B11", "B12", "B13", "B16")
 def test_fp6_error_texts():
     packed = torch.zeros(2, 6, dtype=torch.uint8)
     for call, text in (
@@ -68,6 +72,7 @@ def test_fp6_error_texts():
         pack_fp6(torch.zeros(4))
 
 
+@pytest.mark.spec("B16")
 def test_fp6_grouped_puts_the_group_last():
     codes = some_codes(3, 5, 8)
     packed = pack_fp6_grouped(codes)
@@ -76,6 +81,7 @@ def test_fp6_grouped_puts_the_group_last():
         assert torch.equal(packed[:, :, group], pack_fp6(codes[group]))
 
 
+@pytest.mark.spec("B14")
 def test_u64_lanes():
     codes = some_codes(2, 32)
     lanes = pack_fp6_u64(codes)
@@ -93,6 +99,7 @@ def test_u64_lanes():
         pack_fp6_u64(some_codes(2, 16))
 
 
+@pytest.mark.spec("B15", "Z7")
 def test_eight_containers_to_six_bytes():
     """SPEC B15, Z7: the broken reading shifts by 36 and 42 in 32-bit arithmetic."""
     codes = torch.tensor([1, 2, 3, 4, 5, 60, 61, 63], dtype=torch.uint8)
@@ -108,6 +115,7 @@ def offset(row, col, cpd4):
     return ((((row // 128) * cpd4 + col // 4) * 32 + row % 32) * 4 + (row % 128) // 32) * 4 + col % 4
 
 
+@pytest.mark.spec("B17", "R13")
 def test_swizzle_offsets():
     spec = {1: {(0, 1): 1, (1, 0): 16, (32, 0): 4, (33, 2): 22, (127, 3): 511, (128, 0): 512},
             2: {(0, 4): 512, (128, 4): 1536, (129, 5): 1553}}  # fmt: skip
@@ -127,6 +135,7 @@ def test_swizzle_offsets():
     assert not torch.equal(stored[: rows * cols], scales.reshape(-1))  # the row-major rival
 
 
+@pytest.mark.spec("B17")
 def test_swizzle_agrees_with_the_view_form():
     """FORMATS 1.6: R = 300, C = 90 is 384 x 92 = 35328 bytes."""
     scales = some_codes(300, 90, bits=8)
@@ -136,6 +145,7 @@ def test_swizzle_agrees_with_the_view_form():
     assert torch.equal(swizzle_128x4(scales), want)
 
 
+@pytest.mark.spec("B18")
 @pytest.mark.parametrize(("rows", "cols"), [(1, 1), (33, 5), (128, 4), (130, 9)])
 def test_unswizzle_takes_every_form(rows, cols):
     scales = some_codes(3, rows, cols, bits=8)
@@ -152,6 +162,7 @@ def test_unswizzle_takes_every_form(rows, cols):
         unswizzle_128x4(view[:16], rows, cols)
 
 
+@pytest.mark.spec("F27")
 def test_padding_bytes_are_no_data():
     """F27: poisoned padding does not reach the scales. 2880/32 = 90 columns are stored as 92."""
     scales = some_codes(130, 90, bits=8)

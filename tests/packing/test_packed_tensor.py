@@ -33,6 +33,7 @@ def int4(shape=(6, 40), block=(1, 16), layout="words@1", scale_layout="rows@1"):
     return pack(codes, "int4", scales=[scale], layout=layout), codes * expanded
 
 
+@pytest.mark.spec("A1")
 def test_stored_tensors_are_integers_and_shape_counts_values():
     w, want = int4()
     assert w.shape == (6, 40)
@@ -56,6 +57,7 @@ def test_torch_operations_on_it_fail_loudly():
             operation()
 
 
+@pytest.mark.spec("A15", "A41")
 def test_refusals_of_pack():
     codes = torch.zeros(4, 40, dtype=torch.int64)
     table = torch.zeros(16)
@@ -84,6 +86,7 @@ def test_refusals_of_pack():
     assert kept.codebook.shape == (16,)
 
 
+@pytest.mark.spec("A38")
 def test_a_packed_operand_is_bound_at_its_words():
     w, _ = int4()
     text = "a packed operand is bound at the 32-bit words its buffer holds, not at the element given"  # A38
@@ -98,6 +101,7 @@ def test_a_packed_operand_is_bound_at_its_words():
         PackedTensor("int4", "words@1", w.data, (-6, 40))
 
 
+@pytest.mark.spec("A27")
 def test_scale_blocks_must_cover_whole_lines():
     """A27: along the last axis a block must be a multiple of the line; a block over the whole axis covers anything."""
     w, _ = int4(block=(1, 16))
@@ -144,6 +148,7 @@ def test_rows_share_memory_where_whole_words_allow_it():
     assert torch.equal(decode(odd.rows(1, 4)), want[1:4])  # a row of 20 bits: repacked
 
 
+@pytest.mark.spec("F31")
 @pytest.mark.parametrize("block", [(1, 1, 32), (3, 6, 64), (1, 6, 64), (2, 4, 32)])
 def test_expert_stacks(block):
     """F31, and every axis of another size."""
@@ -263,6 +268,7 @@ def test_casting_a_module_cannot_touch_it():
     assert all(torch.equal(a, b) for a, b in zip(before, module.buffers(), strict=True))
 
 
+@pytest.mark.spec("A6", "R5")
 @given(
     rows=st.integers(0, 5), cols=st.integers(0, 20), block_rows=st.integers(1, 6), block_cols=st.integers(1, 24),
     element=st.sampled_from(["int2", "int4", "uint8", "float4_e2m1fn", "float16"]), seed=st.integers(0, 2**31),

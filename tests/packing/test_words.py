@@ -15,6 +15,7 @@ def words(w):
     return [word & 0xFFFFFFFF for word in w.data.tolist()]
 
 
+@pytest.mark.spec("A2", "A3")
 def test_golden_words():
     """SPEC A2, written by hand."""
     assert words(pack(torch.arange(-8, 8), "int4")) == [0xFEDCBA98, 0x76543210]
@@ -26,6 +27,7 @@ def test_golden_words():
     assert words(pack(torch.arange(16).view(2, 8), "uint4")) == [0x76543210, 0xFEDCBA98]
 
 
+@pytest.mark.spec("A2", "R2")
 def test_rival_orders_are_visible():
     codes = torch.arange(16)
     ours = words(pack(codes, "uint4"))
@@ -35,6 +37,7 @@ def test_rival_orders_are_visible():
     assert high_first[0] == 0x01234567
 
 
+@pytest.mark.spec("A45", "A3")
 @pytest.mark.parametrize("bits", [2, 4, 8, 16, 32])
 @pytest.mark.parametrize("shape", [(1,), (3, 5), (2, 3, 7), (5, 1), (0, 4), (3, 0), (4, 33)])
 def test_flat_index_arithmetic(bits, shape):
@@ -53,6 +56,7 @@ def test_flat_index_arithmetic(bits, shape):
     assert torch.equal(back.to(torch.int64), codes)
 
 
+@pytest.mark.spec("A45")
 @pytest.mark.parametrize("bits", [2, 4, 8, 16])
 def test_rows_that_start_inside_a_word(bits):
     """SPEC A45: K = 5 is no whole word at any of these widths."""
@@ -64,6 +68,7 @@ def test_rows_that_start_inside_a_word(bits):
             assert torch.equal(got.to(torch.int64), codes[start:stop])
 
 
+@pytest.mark.spec("A45")
 @pytest.mark.parametrize(("element", "grid"), [("float16", (3, 3)), ("float8_e4m3fn", (3, 5))])
 def test_scale_rows_that_start_inside_a_word(element, grid):
     """SPEC A45's two grids. The rival that gives every row a word of its own needs more words, and reads others."""

@@ -34,6 +34,7 @@ def oracle(x, gs, fmt, bf16_round=False):
     return np.clip(scaled, -LARGEST[fmt], LARGEST[fmt]).astype(TYPE[fmt]).view(np.uint8), byte
 
 
+@pytest.mark.spec("B1", "B2", "B5", "Z8")
 def test_constants_and_tables():
     assert [fp6.global_scale_numerator(f) for f in ("e3m2", "e2m3", "e4m3")] == [12544.0, 3360.0, 200704.0]
     assert fp6.BLOCK == 32
@@ -48,6 +49,7 @@ def test_constants_and_tables():
             fp6.microscaling_element(bad)
 
 
+@pytest.mark.spec("B6", "B9", "B30")
 def test_words_pairs_octets():
     word = torch.tensor([5 | 10 << 8 | (21 | 64) << 16 | (63 | 192) << 24], dtype=torch.int64).to(torch.int32)
     table = fp6.decode_table("e3m2")
@@ -61,6 +63,7 @@ def test_words_pairs_octets():
     assert fp6.quantize_values(torch.tensor([[0.3, 29.0], [-0.09375, 18.0]])).tolist() == [[0.3125, 28.0], [-0.125, 16.0]]
 
 
+@pytest.mark.spec("B31")
 def test_b31_block():
     x = (torch.arange(32) / 4 - 4.0).view(1, 32)
     for fmt, (byte, codes) in ALL_CODES.items():
@@ -76,6 +79,7 @@ def test_b31_block():
     assert torch.equal(dequantize_microscaling(pack_fp6(e2m3), byte, 32, fmt="e2m3", swizzled=False), x)
 
 
+@pytest.mark.spec("B19", "B20", "B26", "B28")
 @pytest.mark.parametrize("fmt", TYPE)
 @pytest.mark.parametrize("gs", [1.0, 12544.0 / 3.7, 0.013])
 @pytest.mark.parametrize("bf16_round", [False, True])
@@ -94,6 +98,7 @@ def test_blocks_against_numpy(fmt, gs, bf16_round):
     )
 
 
+@pytest.mark.spec("B19", "B20", "B22")
 def test_scale_byte_and_multiplier():
     """B20-B22, B28: exact exponents, containment, the powers built in the exponent field, and what is refused."""
     above = float(np.nextafter(np.float32(28), np.float32(99)))
@@ -111,6 +116,7 @@ def test_scale_byte_and_multiplier():
         block_scale_byte(torch.tensor([3e38]), 2.0, "e3m2")
 
 
+@pytest.mark.spec("B28")
 def test_zero_global_scale_zero_blocks_and_given_maxima():
     x = torch.linspace(-3, 3, 32).view(1, 32)
     codes, byte = quantize_block(x, torch.tensor([3.0]), 0.0, "e3m2")
@@ -138,6 +144,7 @@ def test_a_huge_global_scale_over_a_tiny_block():
     assert torch.equal(fp6.decode_table("e3m2")[codes[0].long()], fp6.quantize_values(want))
 
 
+@pytest.mark.spec("B32")
 def test_errors():
     with pytest.raises(ValueError, match="cols must be divisible by 32, got 48"):
         quantize_microscaling(torch.zeros(2, 48))
@@ -159,6 +166,7 @@ def test_errors():
             call()
 
 
+@pytest.mark.spec("B32", "R16")
 @pytest.mark.parametrize("fmt", ["e3m2", "e2m3"])
 def test_dequantize_divides_once(fmt):
     """B32: y = f32(code * 2^(byte - 127) / gs). Rivals: multiply by gs, multiply by f32(1 / gs), row-major scales."""
@@ -186,6 +194,7 @@ def test_dequantize_divides_once(fmt):
     assert not torch.equal(dequantize_microscaling(packed, flat, width, gs, fmt), want)
 
 
+@pytest.mark.spec("Z9")
 def test_groups_need_their_own_global_scales():
     """Z9: two stacked groups, swizzled apart, dequantized with one global scale each."""
     x = torch.randn(2, 33, 64, generator=torch.Generator().manual_seed(3)) * torch.tensor([1.0, 50.0])[:, None, None]
@@ -201,6 +210,7 @@ def test_groups_need_their_own_global_scales():
     assert not dequantize_microscaling(pack_fp6(codes).view(66, 48), view, 64, 0.0).any()
 
 
+@pytest.mark.spec("B21", "R15")
 def test_zero_byte_is_a_zero_block_whatever_its_codes():
     """B21: rival 2^-127 gives 31 * 2^-127-ish values under a global scale of 1."""
     codes = torch.full((1, 32), 31, dtype=torch.uint8)

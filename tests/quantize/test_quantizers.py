@@ -78,6 +78,7 @@ def test_slices_of_rows_change_nothing(name, monkeypatch):
     assert same_bits(quantize(x, name), whole)
 
 
+@pytest.mark.spec("F31")
 @pytest.mark.parametrize("name", schemes())
 def test_expert_stacks_and_strides(name):
     """F31: [3, 6, 64] as a stack, as its rows, and through a strided view; the input is left alone."""
@@ -96,6 +97,7 @@ def test_expert_stacks_and_strides(name):
             assert same_bits(w.select(e), quantize(x[e], name))
 
 
+@pytest.mark.spec("F33")
 @pytest.mark.parametrize("name", schemes())
 def test_narrow_inputs_are_read_exactly(name):
     """F33: values that bfloat16, float16 and float32 all hold give equal bytes."""
@@ -107,6 +109,7 @@ def test_narrow_inputs_are_read_exactly(name):
     assert same_bits(quantize(x.half(), name), w)
 
 
+@pytest.mark.spec("F10", "F22")
 @pytest.mark.parametrize("name", schemes())
 def test_zeros(name):
     """F10, F22: no NaN byte, codes 0 (q4_0: its zero point 8), decoded to exactly 0; -0.0 does not disturb that."""
@@ -124,6 +127,7 @@ def test_zeros(name):
     assert decode(quantize(torch.full((1, 64), -0.0), name)).abs().max() == 0
 
 
+@pytest.mark.spec("F14", "F18")
 @pytest.mark.parametrize("name", schemes())
 def test_tiny_and_huge_blocks_stay_finite(name):
     """F14, F18: amax 2^-149, 2^-126 and 1e38 (6e4 where the scale is a float16) decode to finite values.
@@ -139,6 +143,7 @@ def test_tiny_and_huge_blocks_stay_finite(name):
     assert (y.abs() <= x.abs().amax(1, keepdim=True) * 1.34).all()
 
 
+@pytest.mark.spec("F18")
 def test_f18_and_f14_bytes():
     x = torch.zeros(2, 32)
     x[0, 0] = 2.0**-126
@@ -154,6 +159,7 @@ def one_block(*values, length=32):
     return x
 
 
+@pytest.mark.spec("F1")
 def test_f1_midpoints():
     ties = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
     w = quantize(one_block(*ties), "mxfp4")
@@ -162,6 +168,7 @@ def test_f1_midpoints():
     assert decode(quantize(-one_block(*ties), "mxfp4"))[0, :7].tolist() == [-0.0, -1, -1, -2, -2, -4, -4]
 
 
+@pytest.mark.spec("F4", "F5", "F7", "F8")
 @pytest.mark.parametrize(("name", "value", "rule", "byte", "decoded"), [
     ("mxfp4", 7.0, "rceil", 128, 8.0), ("mxfp4", 7.0, "floor", 127, 6.0),  # F4
     ("mxfp8_e4m3", 957.0, "floor", 128, 896.0), ("mxfp8_e4m3", 957.0, "rceil", 129, 960.0),  # F5
@@ -174,6 +181,7 @@ def test_f4_f5_f7_f8(name, value, rule, byte, decoded):
     assert float(decode(w)[0, 0]) == decoded
 
 
+@pytest.mark.spec("F34")
 def test_f34_short_blocks():
     """K = 10944 with groups of 128 has half a block at the end; K = 100 with groups of 32 has four values."""
     x = torch.randn(2, 10944, generator=torch.Generator().manual_seed(8))
@@ -186,6 +194,7 @@ def test_f34_short_blocks():
     assert w.data.numel() == 25
 
 
+@pytest.mark.spec("A39")
 def test_a39_ranges():
     """Quantizers use the symmetric range (int2: -2..1, from the scale's sign); decoding takes the whole field."""
     x = torch.randn(64, 128, generator=torch.Generator().manual_seed(9))
@@ -194,6 +203,7 @@ def test_a39_ranges():
         assert (codes.min(), codes.max()) == (low, high)
 
 
+@pytest.mark.spec("A40")
 def test_a40_scales_cover_the_block():
     """No value needs more than the largest code; with the scale rounded to nearest some would (the visible rival)."""
     x = torch.rand(400, 32, generator=torch.Generator().manual_seed(10)) + 0.5
@@ -204,6 +214,7 @@ def test_a40_scales_cover_the_block():
     assert ((x / nearest).abs() > 7.0000005).any()
 
 
+@pytest.mark.spec("B35")
 def test_b35_mse_never_worse_and_its_example():
     x = torch.from_numpy(hard_rows(9, 128, seed=11))
     for name in oracle.MX:
@@ -275,6 +286,7 @@ def test_nvfp4_outer_scales():
 
 
 # ---- refusals
+@pytest.mark.spec("B8")
 def test_non_finite_weights_are_counted_and_placed():
     x = torch.zeros(2, 3, 64)
     x[0, 2, 5], x[1, 0, 0], x[1, 2, 63] = float("inf"), float("nan"), -float("inf")

@@ -21,6 +21,7 @@ def every_exponent(thresholds):
     return bits.view(np.float32)
 
 
+@pytest.mark.spec("B20")
 @pytest.mark.parametrize("name", oracle.MX)
 @pytest.mark.parametrize("rule", ["floor", "rceil", "even"])
 def test_every_exponent_and_threshold(name, rule):
@@ -45,6 +46,7 @@ def test_threshold_form_of_rceil(name):
     assert inside.sum() > 1000
 
 
+@pytest.mark.spec("F8")
 def test_e2m1_examples():
     amax = torch.tensor([6.0, 7.0, 7.9999995, 8.0])  # FORMATS 1.3
     for rule, want in {"floor": [127, 127, 127, 128], "rceil": [127, 128, 128, 128], "even": [127, 128, 128, 128]}.items():
@@ -53,6 +55,7 @@ def test_e2m1_examples():
     assert float(np.floor(np.log2(np.float32(7.9999995)))) == 3.0  # F8: the float log2 rival is wrong here
 
 
+@pytest.mark.spec("B20", "Z6", "R14")
 @pytest.mark.parametrize("name", oracle.MX)
 def test_one_ulp_above_the_maximum(name):
     """B20 and section R: on and one ulp above max * 2^k. A float32 log2 rounds to k where |k| is large (Z6)."""
@@ -68,6 +71,7 @@ def test_one_ulp_above_the_maximum(name):
     assert not all(blind)
 
 
+@pytest.mark.spec("B20")
 def test_exact_form_with_a_global_scale():
     """B20's checks, and its ends: subnormal ratio 1, r <= 0 gives 0, infinite or NaN r gives 255."""
 
@@ -91,6 +95,7 @@ def test_exact_form_with_a_global_scale():
         assert byte(float(np.nextafter(on, np.float32(0))), 1.0, largest) == 127, name
 
 
+@pytest.mark.spec("F2", "B23")
 def test_scales_never_come_from_a_cast():
     """F2, F9: amax 18 has ratio 3.0 in E2M1; its byte is rceil's 129, while casts of 3.0 to E8M0 disagree with each other."""
     assert int(scale_byte(torch.tensor([18.0]), "float4_e2m1fn", "rceil")) == 129
@@ -98,11 +103,13 @@ def test_scales_never_come_from_a_cast():
         element("float8_e8m0fnu").encode(torch.tensor([3.0]))
 
 
+@pytest.mark.spec("B35")
 def test_unknown_rules_raise():
     with pytest.raises(ValueError, match="expected one of floor, rceil, even, mse, got 'ceil'"):
         scale_byte(torch.ones(1), "float4_e2m1fn", "ceil")
 
 
+@pytest.mark.spec("B34")
 def test_division_is_rounded_once():
     """B34: torch computes number / tensor as number * (1 / tensor)."""
     assert divide(200704.0, torch.tensor([2.625])).view(torch.int32).tolist() == [0x47955555]
@@ -113,6 +120,7 @@ def test_division_is_rounded_once():
     assert torch.equal(divide(x, 7.0), (x.double() / 7).float())
 
 
+@pytest.mark.spec("B22")
 def test_powers_of_two():
     exponents = torch.arange(-149, 128, dtype=torch.int32)
     assert power_of_two(exponents).double().tolist() == [2.0**e for e in range(-149, 128)]
@@ -124,6 +132,7 @@ UP = {
 }  # fmt: skip
 
 
+@pytest.mark.spec("A40")
 @pytest.mark.parametrize("name", UP)
 def test_round_up_is_the_smallest_not_below(name):
     """A40, at every value and its neighbours, random numbers and the ends; saturating; the nearest rival is visible."""
@@ -147,6 +156,7 @@ def test_round_up_is_the_smallest_not_below(name):
     assert np.array_equal(negative, want[x > 0] | half)
 
 
+@pytest.mark.spec("A40")
 def test_round_up_to_powers_of_two():
     x = torch.tensor([1.0, 1.0000001, 3.0, 2.0**127, 3.4e38, 2.0**-127, 2.0**-149, 0.0, 2.0**-126])
     assert round_up(x, "float8_e8m0fnu").tolist() == [127, 128, 129, 254, 254, 0, 0, 0, 1]

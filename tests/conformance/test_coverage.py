@@ -1,0 +1,81 @@
+"""Every item of the specification is held by a case or a test or has a status, and the committed page says by which."""
+
+from pathlib import Path
+
+import pytest
+
+from narrowgate.conformance import coverage
+from narrowgate.conformance.run import all_cases
+
+ROOT = Path(__file__).parents[2]
+RENEW = "run `python -m narrowgate.conformance.coverage` and commit docs/spec-coverage.md"
+
+# Items that nothing holds yet. Exactly these: whoever covers one takes it out here.
+PENDING = """
+A4 A9 A17 A19 A23 A43
+B24 B25 B27 B29 B33 B36 B37 B38 B39 B43
+C1 C2 C3 C4 C5 C6 C15 C19 C21
+D3 D11 D12 D13 D14 D15 D17 D18 D19 D20 D21 D22 D23 D24 D30 D31 D32 D33 D34 D35 D36 D37 D38 D39 D41 D42 D43 D44 D45
+D47 D48 D51 D60 D61 D62 D63 D64 D65 D66 D68 D69 D70 D71 D72 D73 D74 D75 D76 D78 D79
+R8 R17 R18 R19 R20 R30 R31 R32 R33 R34 R35 R37 R38
+F12 F21 F28 F36 F41 F43 F44 F45
+G5 G6 G9 G10 G11 G19 G42 G43 G48 G55 G61
+""".split()  # noqa: SIM905
+
+
+@pytest.fixture(scope="module")
+def found():
+    return coverage.collect(ROOT)
+
+
+def test_every_item_is_settled(found):
+    waiting = {name for name, item in found.items() if not item.settled}
+    assert waiting - set(PENDING) == set(), "nothing holds these: add a case, a test or a status"
+    assert set(PENDING) - waiting == set(), "these are held now: take them out of PENDING"
+
+
+def test_the_page_is_up_to_date(found):
+    assert (ROOT / coverage.PAGE).read_text(encoding="utf-8") == coverage.render(found), RENEW
+
+
+def test_claims_name_items_and_items_have_titles():
+    known = coverage.items()
+    assert len(known) > 300
+    for case in (case for cases in all_cases().values() for case in cases):
+        assert set(case.spec) <= set(known), case.id
+    for item in known.values():
+        assert len(item.title.split()) > 1
+        assert not item.title.endswith(".")
+        assert not item.status or item.status.startswith(coverage.STATUSES)
+
+
+def test_marks_are_read_from_source_alone(tmp_path):
+    tests = tmp_path / "tests" / "deep"
+    tests.mkdir(parents=True)
+    (tests / "test_x.py").write_text(
+        'import no_such_module, pytest\npytestmark = [pytest.mark.slow, pytest.mark.spec("A1")]\n'
+        '@pytest.mark.spec("A2", "B3")\n@pytest.mark.parametrize("x", [pytest.param(1, marks=pytest.mark.spec("C4"))])\n'
+        'def test_one(x): ...\n\n@pytest.mark.spec("D5")\nclass TestMany: ...\n\ndef test_none(): ...\n'
+    )
+    one = "tests/deep/test_x.py::test_one"
+    want = {("tests/deep/test_x.py", "A1"), (one, "A2"), (one, "B3"), (one, "C4"), ("tests/deep/test_x.py::TestMany", "D5")}
+    assert set(coverage.marks(tmp_path)) == want
+
+
+def test_false_claims_are_refused(tmp_path):
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    (tests / "test_x.py").write_text('import pytest\n@pytest.mark.spec("A999")\ndef test_one(): ...\n')
+    with pytest.raises(LookupError, match="A999"):
+        coverage.collect(tmp_path)
+    (tests / "test_x.py").write_text('import pytest\nNAME = "A1"\n@pytest.mark.spec(NAME)\ndef test_one(): ...\n')
+    with pytest.raises(TypeError, match="plain strings"):
+        coverage.collect(tmp_path)
+
+
+def test_a_row_of_rivals_needs_each_of_its_readings():
+    item = coverage.Item("R99", "x", rivals=("l2_norm: mean for sum", "no_op: no such rival|l2_norm: eps after the root"))
+    cases = list(all_cases()["l2_norm"])
+    assert coverage._showing(item, cases)
+    item.rivals = ("l2_norm: mean for sum", "no_op: no such rival")
+    assert coverage._showing(item, cases) == []

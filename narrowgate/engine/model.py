@@ -83,7 +83,7 @@ class Model:
         batch, length = rows.shape
         cache = self.new_cache(batch)
         found = self.advance(rows.reshape(-1), cache, [length] * batch, range(batch), last_only=last_only)
-        found = found if last_only else found.view(batch, length, -1)
+        found = found if last_only else found.view(batch, length, self.config.vocab_size)
         return found if ids.ndim == 2 else found[0]
 
     def new_cache(self, batch: int = 1) -> Cache:
@@ -105,7 +105,7 @@ class Model:
         ids = self._ids(token_ids, "step")
         lengths = _lengths(ids, cache.batch, cu_seqlens)
         found = self.advance(ids.reshape(-1), cache, lengths, range(cache.batch), last_only=last_only)
-        return found if last_only else found.view(*ids.shape, -1)
+        return found if last_only else found.view(*ids.shape, self.config.vocab_size)
 
     @torch.no_grad()
     def advance(
@@ -153,8 +153,9 @@ class Model:
         """
         stops = generate.check(max_new_tokens, stop)
         sampling = Sampling(temperature, top_k, top_p, seed)
-        texts = [prompt] if isinstance(prompt, str) else list(prompt)
-        ids = [self._encode(text) for text in texts]
+        if not isinstance(prompt, (str, list, tuple)):
+            raise InputError(f"generate: expected text or a list of texts, got {type(prompt).__name__}")
+        ids = [self._encode(text) for text in ([prompt] if isinstance(prompt, str) else prompt)]
         done = generate.run(
             self, ids, sampling, max_new_tokens=max_new_tokens, stops=stops, logprobs=return_logprobs
         )  # fmt: skip

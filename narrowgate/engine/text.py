@@ -16,7 +16,7 @@ _UNFINISHED = "\ufffd"
 class TextStream:
     """`push(id)` gives the text that is certain by now, `finish()` the rest. `stopped`: the stop string that came, or None.
 
-    The pieces joined are the decoded ids, cut before the first stop string; the stop itself is not part of the text.
+    The pieces joined are the decoded ids, cut before the stop string that is complete first; the stop itself is not part of the text.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
@@ -46,11 +46,11 @@ class TextStream:
         if self.stopped is not None:
             return ""
         text = self._held + fresh
-        found = [(text.find(stop), stop) for stop in self._stops if stop in text]
-        if found:
-            at, self.stopped = min(found)
+        found = [(text.index(stop) + len(stop), -len(stop), stop) for stop in self._stops if stop in text]
+        if found:  # the first to be complete, and of those the longest: however the text was cut into tokens
+            end, _, self.stopped = min(found)
             self._held = ""
-            return text[:at]
+            return text[: end - len(self.stopped)]
         keep = 0 if final else max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -12,11 +12,14 @@ CHAIN = ["errors", "dispatch", "formats", "packing", "quantize", "ops", "nn", "m
 EXTRA = {  # what a layer may import beside those to its left in the chain
     "io": {"errors", "formats", "packing"},
     "engine": {"io"},
-    "cli": {"io", "conformance", "bench"},
+    "cli": {"io", "conformance", "bench", "simd"},
     "conformance": {"errors", "dispatch", "formats", "packing", "quantize", "ops", "io"},
-    "bench": {"errors", "dispatch", "formats", "packing", "quantize", "ops", "io", "conformance", "nn", "models", "engine"},
+    "bench": {"errors", "dispatch", "formats", "packing", "quantize", "ops", "io", "conformance", "nn", "models", "engine", "simd"},
     "tile": {"errors", "dispatch", "formats", "packing"},
     "simd": {"errors", "dispatch"},
+    "packing": {"simd"},  # in kernel files only, which are the only ones that may import Numba
+    "quantize": {"simd"},
+    "ops": {"simd"},
 }
 
 

@@ -175,7 +175,8 @@ def test_padding_bytes_are_no_data():
 
 # ---- every layout as a bijection
 WIDTHS = {"words@1": (2, 4, 8, 16, 32), "fp6_bytes@1": (6,), "bytes@1": (2, 4, 6, 8),
-          "rows@1": (2, 4, 6, 8, 16, 32), "swizzle_128x4@1": (8,)}  # fmt: skip
+          "rows@1": (2, 4, 6, 8, 16, 32), "swizzle_128x4@1": (8,),
+          "lanes16@1": (2, 4, 6, 8, 16, 32), "lanes16_units@1": (8, 16, 32)}  # fmt: skip
 
 
 def test_the_registry_is_covered():
@@ -185,7 +186,7 @@ def test_the_registry_is_covered():
 
 
 @pytest.mark.parametrize("name", WIDTHS)
-@given(shape=st.lists(st.integers(0, 6), min_size=2, max_size=3), seed=st.integers(0, 2**31), choice=st.integers(0, 9))
+@given(shape=st.lists(st.integers(0, 20), min_size=2, max_size=3), seed=st.integers(0, 2**31), choice=st.integers(0, 9))
 def test_layouts_round_trip(name, shape, seed, choice):
     bits = WIDTHS[name][choice % len(WIDTHS[name])]
     chosen = layout(name)
@@ -220,3 +221,27 @@ def test_layouts_work_on_shapes_alone(name):
     stored = layout(name).pack(codes, bits)
     assert tuple(stored.shape) == layout(name).storage_shape((5, 8), bits)
     assert layout(name).unpack(stored, bits, (5, 8)).shape == (5, 8)
+
+
+def test_rows_stand_side_by_side_in_lanes():
+    codes = (torch.arange(18 * 9).view(18, 9) * 7 + 3) % 16
+    stored = layout("lanes16@1").pack(codes.to(torch.uint8), 4)
+    assert tuple(stored.shape) == (2, 2, 16)  # 18 rows in two tiles, 9 values in two words
+    word = sum(int(c) << 4 * j for j, c in enumerate(codes[17, :8]))
+    assert stored[1, 0, 1].item() & 0xFFFFFFFF == word
+    assert stored[1, 1, 1].item() == codes[17, 8]
+    assert not stored[1, :, 2:].any()
+    scales = layout("lanes16_units@1").pack(codes.int() * 500, 16)
+    assert scales[1, 8, 1].item() == codes[17, 8] * 500
+
+
+@pytest.mark.parametrize("bits", [4, 6])
+def test_an_expert_in_lanes_is_a_view(bits):
+    codes = some_codes(3, 18, 9, bits=bits)
+    lanes = layout("lanes16@1")
+    stored = lanes.pack(codes, bits)
+    for e in range(3):
+        part = lanes.take_rows(stored, bits, (3, 18, 9), e * 18, (e + 1) * 18, (18, 9))
+        assert part.untyped_storage().data_ptr() == stored.untyped_storage().data_ptr()
+        assert torch.equal(lanes.unpack(part, bits, (18, 9)), codes[e])
+    assert torch.equal(lanes.take_rows(stored[:2], bits, (18, 9), 3, 11, (8, 9)), lanes.pack(codes[0, 3:11].contiguous(), bits))

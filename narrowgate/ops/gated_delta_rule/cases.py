@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from narrowgate.conformance.case import Case
-from narrowgate.ops.gated_delta_rule import cases_prefill, cases_sequences
+from narrowgate.ops.gated_delta_rule import cases_prefill, cases_sequences, cases_step
 
-CASES: list[Case] = cases_prefill.CASES + cases_sequences.CASES
+CASES: list[Case] = cases_prefill.CASES + cases_sequences.CASES + cases_step.CASES

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from narrowgate.conformance.case import Case
-from narrowgate.ops.gated_delta_rule import cases_prefill, cases_sequences, cases_step
+from narrowgate.ops.gated_delta_rule import cases_packed, cases_prefill, cases_sequences, cases_speculative, cases_step
 
-CASES: list[Case] = cases_prefill.CASES + cases_sequences.CASES + cases_step.CASES
+CASES: list[Case] = [
+    *cases_prefill.CASES,
+    *cases_sequences.CASES,
+    *cases_step.CASES,
+    *cases_packed.CASES,
+    *cases_speculative.CASES,
+]

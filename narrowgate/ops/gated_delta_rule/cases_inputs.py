@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from narrowgate.conformance.case import Arguments
-from narrowgate.conformance.fixtures import F32, poisoned, uniform
+from narrowgate.conformance.fixtures import F32, padded, poisoned, uniform
 
 
 def normalized(g: Generator, *shape: int, dtype: torch.dtype = F32) -> Tensor:
@@ -74,4 +74,57 @@ def step(
         given["state_indices"] = torch.tensor(slots, dtype=index)
     if out is not None:
         given["out"] = poisoned(rows, heads[1], sizes[1], dtype=out)
+    return given
+
+
+def packed(
+    g: Generator, rows: int, heads: tuple[int, int] = (2, 4), sizes: tuple[int, int] = (8, 8), *,
+    dtype: torch.dtype = F32, state: torch.dtype = F32, per_head: tuple[torch.dtype, torch.dtype] = (F32, F32),
+    out: torch.dtype | None = None, slots: list[int] | None = None, pool: int = 0, pads: tuple[int, int] = (0, 0),
+    merged: bool = False, round_beta: bool | None = None, index: torch.dtype = torch.int32,
+) -> Arguments:  # fmt: skip
+    """A call of the packed step. `per_head`: dtypes of A_log and dt_bias; `pads`: extra columns behind the rows of mixed_qkv
+    and of the gates; `merged`: b and a are halves of one buffer."""
+    (hk, hv), (keys, values) = heads, sizes
+    slots = list(range(rows)) if slots is None else slots
+    held = states(g, pool or rows, heads, sizes, state, 0.25)
+    held[[i for i in range(len(held)) if i not in slots]] = 999.0
+    gates = uniform(g, rows, 2 * hv + pads[1], low=-2, high=2, dtype=dtype)
+    mixed = uniform(g, rows, 2 * hk * keys + hv * values, low=-2, high=2, dtype=dtype)
+    b, a = gates[:, :hv], gates[:, hv : 2 * hv]
+    given: Arguments = {
+        "mixed_qkv": padded(mixed, pads[0]) if pads[0] else mixed,
+        "a": a if merged or pads[1] else a.contiguous(),
+        "b": b if merged or pads[1] else b.contiguous(),
+        "A_log": uniform(g, hv, low=-1, high=0.5, dtype=per_head[0]),
+        "dt_bias": uniform(g, hv, low=-0.5, high=0.5, dtype=per_head[1]),
+        "state": held,
+        "state_indices": torch.tensor(slots, dtype=index),
+        "scale": keys**-0.5,
+    }
+    if round_beta is not None:
+        given["round_beta"] = round_beta
+    if out is not None:
+        given["out"] = poisoned(rows, hv, values, dtype=out)
+    return given
+
+
+def speculative(
+    g: Generator, lengths: list[int], accepted: list[int], slots: list[list[int]], pool: int,
+    heads: tuple[int, int] = (2, 6), sizes: tuple[int, int] = (16, 8), *, dtype: torch.dtype = F32,
+    state: torch.dtype = F32, out: torch.dtype | None = None, index: torch.dtype = torch.int32, tokens: int | None = None,
+) -> Arguments:  # fmt: skip
+    ends = [0]
+    for n in lengths:
+        ends.append(ends[-1] + n)
+    total = ends[-1] if tokens is None else tokens
+    given = flow(g, total, heads, sizes, dtype)
+    given["g"] = uniform(g, total, heads[1], low=-1.5, high=-0.05)
+    held = states(g, pool, heads, sizes, state)
+    named = {slot for row in slots for slot in row}
+    held[[i for i in range(pool) if i not in named]] = 7.0
+    given |= {"state": held, "cu_seqlens": torch.tensor(ends, dtype=index), "state_indices": torch.tensor(slots, dtype=index)}
+    given |= {"num_accepted": torch.tensor(accepted, dtype=index), "scale": sizes[0] ** -0.5}
+    if out is not None:
+        given["out"] = poisoned(total, heads[1], sizes[1], dtype=out)
     return given

@@ -94,7 +94,8 @@ def packed(
     q, k, v = (t.double() for t in mixed_qkv.split([width, width, heads * values], dim=1))
     if wrong == "k before q":
         q, k = k, q
-    q, k, v = q.reshape(len(q), -1, keys), k.reshape(len(k), -1, keys), v.reshape(len(v), heads, values)
+    q, k = (t.reshape(len(t), width // keys, keys) for t in (q, k))
+    v = v.reshape(len(v), heads, values)
     q, k = (t / (t.pow(2).sum(-1, keepdim=True) + 1e-6).sqrt() for t in (q, k))
     if wrong == "norm rounded":
         q, k = q.to(mixed_qkv.dtype).double(), k.to(mixed_qkv.dtype).double()

@@ -56,7 +56,7 @@ class Source:
 def bind(path: Path, store: Store, slots: Iterable[Slot], family: Any, tied: bool) -> tuple[list[Source], list[str]]:
     """(sources in the order of the slots, notices of what is left aside). Raises FileError for what does not fit."""
     known, notices = _known(path, store, family)
-    heads = [name for name in (HEAD, HEAD.removesuffix(".weight")) if tied and known.pop(name, None)]
+    heads = [name for name in (HEAD, HEAD.removesuffix(".weight")) if tied and known.pop(name, "")]
     notices += ["lm_head skipped: the model uses its embedding table as head"] if heads else []
     sources, missing = [], []
     for slot in slots:

@@ -62,7 +62,7 @@ def bind(path: Path, store: Store, slots: Iterable[Slot], family: Any, tied: boo
     for slot in slots:
         source = _find(slot, known, store)
         if source is None:
-            missing.append(slot.name)
+            missing.append(_missing(slot, known))
         else:
             _check(path, source, store)
             sources.append(source)
@@ -97,12 +97,23 @@ def _find(slot: Slot, known: dict[str, str], store: Store) -> Source | None:
         return Source(slot, (known[slot.module],), known[slot.module], True)
     if not slot.experts:
         return None
-    stem, _, own = slot.name.rpartition(".")
-    parts = [f"{stem}.{e}.{part}.weight" for e in range(slot.shape[0]) for part in slot.experts]
+    parts = _parts(slot)
     if not all(part in known for part in parts):
         return None
     wrapped = known[parts[0]].removesuffix(f".0.{slot.experts[0]}.weight")
-    return Source(slot, tuple(known[part] for part in parts), f"{wrapped}.{own}", False)
+    return Source(slot, tuple(known[part] for part in parts), f"{wrapped}.{slot.name.rpartition('.')[2]}", False)
+
+
+def _parts(slot: Slot) -> list[str]:
+    """The names of a stack's parts where a file holds them apart, experts outermost."""
+    stem = slot.name.rpartition(".")[0]
+    return [f"{stem}.{e}.{part}.weight" for e in range(slot.shape[0]) for part in slot.experts]
+
+
+def _missing(slot: Slot, known: dict[str, str]) -> str:
+    """What to call a slot that was not found: the first part that lacks, where others of its parts are there."""
+    lacking = [part for part in _parts(slot) if part not in known]
+    return lacking[0] if slot.experts and len(lacking) < slot.shape[0] * len(slot.experts) else slot.name
 
 
 def _check(path: Path, source: Source, store: Store) -> None:

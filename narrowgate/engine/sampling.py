@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from narrowgate.errors import InputError
+from narrowgate.errors import InputError, UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,10 @@ class Sampler:
             self._generator.manual_seed(settings.seed % (1 << 64))
 
     def __call__(self, logits: Tensor) -> int:
-        """A token id from float32 logits [vocab]. Equal logits: the lower id ranks first."""
+        """A token id from float32 logits [vocab]. Equal logits: the lower id ranks first. Raises for NaN."""
         s = self.settings
+        if not bool(logits.max().isfinite()):
+            raise UnsupportedError("generate: the model's logits are not finite, so no token can be chosen")
         if s.temperature == 0:
             return int(logits.argmax())
         ids, ranked = _ranked(logits.cpu().double() / s.temperature, s.top_k, s.top_p is not None)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from narrowgate.nn.batch import Ragged, rotate
+from narrowgate.nn.gating import sigmoid
 from narrowgate.nn.linear import PackedLinear
 from narrowgate.nn.norm import RMSNorm
 from narrowgate.nn.state import KeyValues, Mixer
@@ -56,7 +57,7 @@ class GatedAttention(Mixer):
             if length:
                 keys, values = state.append(slot, k[rows], v[rows])
                 attend(q[rows], keys, values, y[rows])
-        y = (y * gate.float().sigmoid()).to(x.dtype)
+        y = (y * sigmoid(gate)).to(x.dtype)
         return self.o_proj(y.reshape(tokens, s.heads * s.dim))
 
 

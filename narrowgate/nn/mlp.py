@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from narrowgate import ops
+from narrowgate.nn.gating import sigmoid
 from narrowgate.nn.linear import PackedExperts, PackedLinear
 
 
-def gated(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up in float32, rounded once."""
-    return (F.silu(gate.float()) * up.float()).to(gate.dtype)
+def gated(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up, gate the first half of the last axis and up the second, in float32, rounded once."""
+    return ops.silu_mul(gate_up)
 
 
 class MLP(nn.Module):
@@ -22,7 +23,7 @@ class MLP(nn.Module):
         self.gate_proj, self.up_proj, self.down_proj = gate_proj, up_proj, down_proj
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(gated(self.gate_proj(x), self.up_proj(x)))
+        return self.down_proj(gated(torch.cat([self.gate_proj(x), self.up_proj(x)], dim=-1)))
 
 
 class MoE(nn.Module):
@@ -45,12 +46,11 @@ class MoE(nn.Module):
         weights, experts = route(logits, self.top_k, self.normalise)
         order = experts.reshape(-1).argsort(stable=True)
         sizes = torch.bincount(experts.reshape(-1), minlength=logits.shape[-1]).to(torch.int32)
-        gate, up = self.gate_up(x[order // self.top_k], sizes).chunk(2, dim=-1)
-        rows = self.down(gated(gate, up), sizes)
+        rows = self.down(gated(self.gate_up(x[order // self.top_k], sizes)), sizes)
         spread = torch.empty_like(rows)
         spread[order] = rows
         chosen = (spread.view(*experts.shape, -1).float() * weights[..., None]).sum(1)
-        shared = self.shared(x).float() * self.shared_gate(x, out_dtype=torch.float32).sigmoid()
+        shared = self.shared(x).float() * sigmoid(self.shared_gate(x, out_dtype=torch.float32))
         return (chosen + shared).to(x.dtype)
 
 

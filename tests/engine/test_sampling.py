@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from narrowgate.engine.sampling import Sampler, Sampling
+from narrowgate.errors import UnsupportedError
 
 
 def drawn(logits, count=400, **settings):
@@ -42,6 +43,13 @@ def test_top_p_counts_what_top_k_left():
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     assert drawn(logits, temperature=1.0, top_k=2, top_p=0.5).nonzero().reshape(-1).tolist() == [0]  # 0.4 of 0.7 is over half
     assert drawn(logits, temperature=1.0, top_p=0.5).nonzero().reshape(-1).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_choose_nothing(bad, temperature):
+    with pytest.raises(UnsupportedError, match="not finite"):
+        Sampler(Sampling(temperature))(torch.tensor([1.0, bad, 0.0]))
 
 
 def test_very_small_temperature_and_impossible_tokens():

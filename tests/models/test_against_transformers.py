@@ -4,6 +4,8 @@ import pytest
 import torch
 from small_models import reference, relative, tokens
 
+import narrowgate as ng
+
 LIMIT = 1e-4
 
 
@@ -48,6 +50,10 @@ def test_pieces_shorter_than_the_convolution(pair):
         got.append(ours.step(ids[at : at + piece], cache))
         at += piece
     assert relative(reference(theirs, ids), torch.cat(got)) < LIMIT
+    whole = ours.new_cache(1)
+    ours.step(ids, whole)
+    assert (whole.states[0].conv - cache.states[0].conv).abs().max() < 1e-5
+    assert whole.states[0].conv.abs().max() > 0.1
 
 
 @pytest.mark.spec("G34")
@@ -64,6 +70,20 @@ def test_batch_of_unequal_lengths_equals_single_runs(pair):
         assert (ours.step(prompt, alone) - together[i]).abs().max() < 1e-5
         assert (ours.step(torch.tensor([i + 1]), alone) - step[i]).abs().max() < 1e-5
         assert relative(reference(theirs, prompt), together[i]) < LIMIT
+
+
+@pytest.mark.parametrize("scheme", [None, "mxfp4"])
+def test_with_batch_invariant_a_sequence_is_bit_identical_in_any_company(pair, scheme):
+    ours = ng.load(pair[1].path, scheme, batch_invariant=True)
+    lengths = [3, 17, 64]
+    prompts = [tokens(n, seed=n) for n in lengths]
+    cache = ours.new_cache(3)
+    together = ours.step(torch.cat(prompts), cache, [0, 3, 20, 84]).split(lengths)
+    step = ours.step(torch.tensor([[1], [2], [3]]), cache)
+    for i, prompt in enumerate(prompts):
+        alone = ours.new_cache(1)
+        assert torch.equal(ours.step(prompt, alone), together[i])
+        assert torch.equal(ours.step(torch.tensor([i + 1]), alone), step[i])
 
 
 def test_a_sequence_may_bring_no_token(pair):

@@ -63,7 +63,8 @@ PREFILL = (
     "wrong GQA pairing", "q not scaled", "k scaled too", "g is no logarithm", "the decay of the first head", "decay after the read",
     "output before the write", "what was read is not taken off", "beta ignored", "transposed state",
     "state forgotten every 64 tokens", "state rounded after every token", "state never written back", "a stale state used",
-    "a fresh slot left stale", "the state of the sequence before", "the last token left out of the state", "slot 0 is no slot", "-1 is the last slot",
+    "a fresh slot left stale", "the state of the sequence before", "the last token left out of the state",
+    "slot 0 is no slot", "-1 is the last slot",
     "output rounded through bfloat16", "rows behind the last sequence left", "slots ignored",
 )  # fmt: skip
 
@@ -115,7 +116,8 @@ for _wrong in PREFILL:
 STEP = (
     "wrong GQA pairing", "q not scaled", "k scaled too", "g is no logarithm", "decay after the read", "output before the write",
     "what was read is not taken off", "beta ignored", "transposed state", "state never written back", "slot 0 is no slot",
-    "-1 is the last slot", "slots ignored", "output from the rounded state", "no slot leaves the output alone", "state cut off, not rounded",
+    "-1 is the last slot", "slots ignored", "output from the rounded state", "no slot leaves the output alone",
+    "state cut off, not rounded",
 )  # fmt: skip
 
 
@@ -292,7 +294,8 @@ CONV = (
 
 def _conv(wrong):
     def rule(
-        honest, x, weight, bias, state, cu_seqlens=None, has_initial_state=None, *, activation="silu", state_indices=None, work=None, out=None,
+        honest, x, weight, bias, state, cu_seqlens=None, has_initial_state=None, *, activation="silu", state_indices=None,
+        work=None, out=None,
     ):  # fmt: skip
         if wrong == "rows read as if they were contiguous":
             x = x.as_strided(x.shape, (x.shape[1], 1))

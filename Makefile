@@ -12,7 +12,8 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 
 demo: $(VENV)/ready-demo
 	$(RUN) -m narrowgate compare demo/model --plot compare.png
-	$(RUN) -m narrowgate generate demo/model --scheme mxfp4 --prompt "def read_json(path):" --max-new-tokens 96
+	$(RUN) -m narrowgate generate demo/model --scheme mxfp4 --prompt "class Stack:" --echo --max-new-tokens 120 \
+		--temperature 0.7 --top-p 0.95 --seed 1
 
 test: lint
 	$(RUN) -m pytest -q -m "not gpu"

@@ -15,6 +15,7 @@ from narrowgate.ops.linear.op import grouped_linear, linear, matmul
 from narrowgate.ops.norms.op import l2_norm, rms_norm, rms_norm_gated
 from narrowgate.ops.post_conv.op import gdn_post_conv, split_qkv
 from narrowgate.ops.quantize.op import quantize
+from narrowgate.ops.quantize_grouped.op import quantize_grouped
 from narrowgate.ops.state.op import copy_rows, gather_state, scatter_state, select_rows
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "linear",
     "matmul",
     "quantize",
+    "quantize_grouped",
     "relu2",
     "rms_norm",
     "rms_norm_gated",

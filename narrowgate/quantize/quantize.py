@@ -26,6 +26,7 @@ from narrowgate.packing.scale import Scale
 from narrowgate.packing.tensor import PackedTensor
 from narrowgate.quantize.arithmetic import divide
 from narrowgate.quantize.methods import METHODS, Job
+from narrowgate.quantize.non_finite import check_policy, mark, saturated
 
 _SLICE_VALUES = 1 << 18  # stays in the second-level cache; larger slices were slower
 
@@ -37,6 +38,7 @@ def quantize(
     scale_rule: str | None = None,
     global_scale: float | Tensor | str | None = None,
     layout: str | None = None,
+    non_finite: str = "raise",
 ) -> PackedTensor:
     """Quantize x [..., K] along its last axis.
 
@@ -44,7 +46,8 @@ def quantize(
     `narrowgate.schemes()`. scale_rule: one of the scheme's `scale_rules` (None: the first). global_scale, for schemes with a
     second level (nvfp4), is that level's factor s2 (values are code * s_block * s2): a positive number for the whole tensor,
     one number a row as a tensor, "per_row" (amax of the row / 2688), or None (amax of the tensor / 2688). layout: of the
-    codes (None: the scheme's own). Returns a PackedTensor on x's device; x is not changed.
+    codes (None: the scheme's own). non_finite: "raise", or "saturate" for activations, which looks at no value
+    (non_finite.py; schemes of one scale level). Returns a PackedTensor on x's device; x is not changed.
     Raises InputError for a wrong dtype, a non-finite value (with count and first index), an unknown name, a refused K.
     Source: DESIGN's table of schemes; SPEC B19-B23, A39, A40.
 
@@ -55,10 +58,15 @@ def quantize(
     record = find_scheme(scheme)
     chosen = find_layout(record.layout if layout is None else layout)
     rule = _check(x, record, scale_rule, chosen)
+    check_policy("quantize", non_finite)
     rows = x.reshape(row_count(x.shape), x.shape[-1])
-    row_amax = _finite_row_amax(rows, x.shape)
-    outer = _outer_scale(record, row_amax, global_scale)
-    data, codes = _run(rows, tuple(x.shape), record, rule, outer, chosen)
+    if non_finite == "raise":
+        outer = _outer_scale(record, _finite_row_amax(rows, x.shape), global_scale)
+    elif len(record.scales) != 1 or global_scale is not None:
+        raise InputError(f"quantize: non_finite='saturate' needs a scheme of one scale level, got {record.name}")
+    else:
+        outer = None
+    data, codes = _run(rows, tuple(x.shape), record, rule, outer, chosen, non_finite)
     scales = []
     if record.scales:
         block = record.scales[0].block(x.shape)
@@ -144,7 +152,7 @@ def _outer_as_scale(outer: Tensor, record: Scheme, shape: tuple[int, ...]) -> Sc
 
 
 def _run(
-    rows: Tensor, shape: tuple[int, ...], record: Scheme, rule: str, outer: Tensor | None, chosen: Layout
+    rows: Tensor, shape: tuple[int, ...], record: Scheme, rule: str, outer: Tensor | None, chosen: Layout, policy: str
 ) -> tuple[Tensor, Tensor]:
     """Codes packed in the chosen layout, and the innermost scale's codes in their grid's shape (empty without scales)."""
     bits = record.value_element.bits
@@ -161,13 +169,23 @@ def _run(
         for i, j in _slices(*rows.shape):
             blocks = torch.nn.functional.pad(rows[i:j].to(torch.float32), (0, groups * group - width))
             job = Job(record, rule, factors if len(factors) == 1 else factors[i:j])
-            codes, scales[i:j] = METHODS[record.method](blocks.view(j - i, groups, group), job)
+            codes, scales[i:j] = _quantize_blocks(blocks.view(j - i, groups, group), job, policy)
             part = working.pack(codes.view(j - i, groups * group)[:, :width].contiguous(), bits).view(-1)
             data.view(-1)[filled : filled + part.numel()] = part
             filled += part.numel()
     if working is not chosen:
         data = chosen.pack(data, bits)
     return data, scales.view(*shape[:-1], groups)
+
+
+def _quantize_blocks(blocks: Tensor, job: Job, policy: str) -> tuple[Tensor, Tensor]:
+    """Codes and scale codes of float32 blocks [rows, groups, B] under a policy for what is not finite."""
+    method = METHODS[job.scheme.method]
+    if policy == "raise":
+        return method(blocks, job)
+    clean, nan = saturated(blocks)
+    codes, scales = method(clean, job)
+    return mark(codes, scales, nan, job.record, job.scheme.scales[0].element)
 
 
 def _zero_point(record: Scheme, x: Tensor) -> Scale | None:

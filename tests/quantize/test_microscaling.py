@@ -158,7 +158,7 @@ def test_errors():
         ),
         (lambda: dequantize_microscaling(packed, scales, 32), "scale row count does not match packed row count"),
         (lambda: dequantize_microscaling(packed, scales, 64), r"packed last dim 24 != 3\*num_fp6/4 \(48\)"),
-        (lambda: dequantize_microscaling(packed, scales, 32, fmt="e4m3"), "expected e3m2 or e2m3"),
+        (lambda: dequantize_microscaling(packed, scales, 32, fmt="e4m3"), "expected 32 bytes a row for e4m3, got 24"),
         (lambda: quantize_microscaling(torch.full((1, 32), float("nan"))), "must be finite"),
         (lambda: quantize_microscaling(torch.ones(1, 32), 1.0, "e4m3fn"), "expected one of e3m2, e2m3, e4m3"),
     ):

@@ -109,9 +109,7 @@ def quantize_microscaling(
     blocks = x.to(torch.float32).unflatten(-1, (width // BLOCK, BLOCK))
     amax = blocks.abs().amax(-1) if non_finite == "raise" else saturated(blocks)[0].abs().amax(-1)
     scale = global_scale.to(torch.float32)[..., None] if isinstance(global_scale, Tensor) else global_scale
-    codes, byte = quantize_block(
-        blocks, amax, scale, activation_fmt or fmt, bf16_round=bf16_round, non_finite=non_finite
-    )
+    codes, byte = quantize_block(blocks, amax, scale, activation_fmt or fmt, bf16_round=bf16_round, non_finite=non_finite)
     return codes.flatten(-2), byte
 
 

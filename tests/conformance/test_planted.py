@@ -6,6 +6,7 @@ import re
 import planted
 import planted_delta
 import planted_glue
+import planted_grouped
 import planted_packed
 import pytest
 
@@ -13,7 +14,7 @@ import narrowgate.ops as ops
 from narrowgate.conformance.guards import tensors
 from narrowgate.conformance.run import all_cases, run
 
-FAMILIES = (planted_packed, planted_glue, planted_delta)
+FAMILIES = (planted_packed, planted_grouped, planted_glue, planted_delta)
 CASES = all_cases()
 PLANTED = [
     (op, name, function)

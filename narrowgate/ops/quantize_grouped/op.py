@@ -114,7 +114,5 @@ def quantize_grouped(
     tensor([[-4.0000, -3.7500, -3.5000],
             [ 0.0000,  0.0000,  0.0000]])
     """
-    args, kwargs = _flatten(
-        x, row_counts, scheme, global_scale=global_scale, activation=activation, bf16_round=bf16_round
-    )
+    args, kwargs = _flatten(x, row_counts, scheme, global_scale=global_scale, activation=activation, bf16_round=bf16_round)
     return GroupedCodes(*_quantize_grouped(*args, **kwargs, impl=impl))

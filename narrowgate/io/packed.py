@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
 import torch
@@ -142,6 +143,8 @@ def _checked(described: Any, where: str) -> dict[str, Any]:
         raise FileError(
             f"{where}: expected element and layout as names and a shape of 1 to 8 extents, got {str(described)[:80]}"
         )
+    if prod(shape) >= 1 << 48:
+        raise FileError(f"{where}: expected fewer than 2**48 values, got shape {shape}")
     if scheme is not None and not isinstance(scheme, str):
         raise FileError(f"{where}: expected a scheme's name, got {str(scheme)[:80]}")
     record: dict[str, Any] = {"scheme": scheme, "element": described["element"], "layout": described["layout"], "shape": shape}

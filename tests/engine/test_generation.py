@@ -13,6 +13,15 @@ from narrowgate.errors import FileError, InputError
 PROMPTS = ["the cat", "d", "def f(x): return x and the dog ran on the mat"]
 
 
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory):
+    """(transformers' model, ours): random, with a tokenizer, its end-of-text id out of the way."""
+    folder = tmp_path_factory.mktemp("talker")
+    theirs = build("qwen3_5_text", folder, seed=3, vocab_size=300, eos_token_id=0)
+    byte_tokenizer(folder)
+    return theirs, ng.load(folder)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_equals_transformers(kind, tmp_path):
     theirs = build(kind, tmp_path, seed=5)

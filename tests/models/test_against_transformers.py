@@ -2,11 +2,19 @@
 
 import pytest
 import torch
-from small_models import reference, relative, tokens
+from small_models import KINDS, build, reference, relative, tokens
 
 import narrowgate as ng
 
 LIMIT = 1e-4
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def pair(request, tmp_path_factory):
+    """(transformers' model, ours) of one random checkpoint, for every family."""
+    folder = tmp_path_factory.mktemp(request.param)
+    theirs = build(request.param, folder)
+    return theirs, ng.load(folder)
 
 
 @pytest.mark.spec("G58")

@@ -1,0 +1,1 @@
+"""A package, so that its conftest.py is another module than the one above it."""

@@ -14,11 +14,11 @@ RENEW = "run `python -m narrowgate.conformance.coverage` and commit docs/spec-co
 PENDING = """
 A4 A9 A17 A19 A23 A43
 B33 B38 B39 B43
-C15 C19 C21
-D51 D60 D78 D79
-R8 R18 R19 R20 R30 R31 R32 R33 R34 R35 R37 R38
+C15 C19
+D79
+R8 R18
 F12 F21 F28 F36 F41 F43 F44 F45
-G10 G42 G55 G61
+G55 G61
 """.split()  # noqa: SIM905
 
 

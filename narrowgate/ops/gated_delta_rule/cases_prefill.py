@@ -20,7 +20,7 @@ FORMS = ("recurrent", "chunk")
 CLOSE = {"recurrent": UNSAID, "chunk": all_of(close(abs=5e-3, rel=5e-3), rmse_ratio(1e-4))}  # SPEC D49, Z15
 CLOSE_16 = all_of(close(abs=3e-2, rel=3e-2), rmse_ratio(1e-2))
 TIGHT_OUT, TIGHT_STATE = (all_of(close(abs=top), mean_abs(mean)) for top, mean in ((2e-3, 6e-5), (2e-2, 6e-4)))  # SPEC D52
-ALWAYS = ("k scaled too", "q not scaled", "read before decay", "output before write", "state [k][v]")
+ALWAYS = ("k scaled too", "q not scaled", "q scaled twice", "read before decay", "output before write", "state [k][v]")
 
 
 def rivals(*names: str) -> tuple[Rival, ...]:
@@ -95,7 +95,7 @@ RECURRENCE = [
             _hand_answer,
             close(abs=1e-6),
             rivals=rivals(*ALWAYS) if tokens == 3 else (),
-            spec=("D1", "D4"),
+            spec=("D1", "D4", "G10"),
         )
         for form in FORMS
         for tokens in (1, 2, 3)

@@ -129,6 +129,22 @@ def _untouched(ops: Any, **given: Any) -> Pairs:
     return {"slots": (given["state"][idle], state[idle]), "rows": (torch.zeros_like(o[dead]), o[dead])}
 
 
+def _gathered(ops: Any, **given: Any) -> Pairs:
+    """Prefill takes no 16-bit state: gathered to float32, run and scattered back, a bf16 cache holds the rounded states."""
+    cache = torch.full((7, *given["state"].shape[1:]), 999.0, dtype=BF16, device=given["q"].device)
+    slots = torch.tensor([5, 0], device=cache.device)
+    ops.scatter_state(cache=cache, rows=given["state"], indices=slots)
+    rows = ops.gather_state(cache=cache, indices=slots)
+    o, after = _run(ops, given, state=rows)
+    ops.scatter_state(cache=cache, rows=after, indices=slots)
+    exact, exact_after = _run(ops, given, state=given["state"].to(BF16).float())
+    return {
+        "o": (exact, o),
+        "cache": (exact_after.to(BF16), cache[slots]),
+        "idle": (torch.full_like(cache[1:5], 999.0), cache[1:5]),
+    }
+
+
 def _repeats(ops: Any, **given: Any) -> Pairs:
     first, second = _run(ops, given), _run(ops, given)
     return {"o": (first[0], second[0]), "state": (first[1], second[1])}
@@ -233,6 +249,7 @@ SEQUENCES = [
         for form in FORMS
         for packed in (True, False)
     ],
+    _law("gathered from a bf16 cache", partial(inputs.prefill, ends=[0, 5, 40]), _gathered, ("D61", "D62", "D78")),
     _law("one token is a step, recurrent", partial(inputs.prefill, ends=[0, 1, 2, 3, 4], form="recurrent"), _is_step, ("D7",)),
     _law("one token is a step, chunk", partial(inputs.prefill, ends=[0, 1, 2, 3, 4], form="chunk"), _is_step, ("D7",), UNSAID),
     _law(

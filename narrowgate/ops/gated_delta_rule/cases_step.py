@@ -17,7 +17,7 @@ from narrowgate.ops.gated_delta_rule import oracle
 
 OP = "gated_delta_rule_step"
 Pairs = dict[str, tuple[Tensor, Tensor]]
-ALWAYS = ("k scaled too", "q not scaled", "read before decay", "output before write", "state [k][v]")
+ALWAYS = ("k scaled too", "q not scaled", "q scaled twice", "read before decay", "output before write", "state [k][v]")
 STORED = {
     F32: UNSAID,
     BF16: all_of(close(abs=1e-5, rel=2**-7), rmse_ratio(3e-3)),
@@ -166,7 +166,7 @@ STEP = [
         _hand_answer,
         close(abs=1e-6),
         rivals=tuple(Rival(w, partial(oracle.step, wrong=w)) for w in ALWAYS if w != "output before write"),
-        spec=("D1", "D3"),
+        spec=("D1", "D3", "G10"),
     ),
     Case(
         OP,
@@ -249,7 +249,7 @@ STEP = [
             f"compact, slots {slots} of {pool}, state {short(state)}",
             partial(inputs.step, rows=len(slots), slots=slots, pool=pool, state=state),
             _compact,
-            ("D11", "D57", "D81", "G19", "G39"),
+            ("D11", "D57", "D81", "G19", "G39", "G42"),
         )
         for slots, pool in (([2, -1, 0], 5), ([0, 3, -1], 4), ([63, 5], 64))
         for state in (F32, BF16, F16)

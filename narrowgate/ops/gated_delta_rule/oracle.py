@@ -19,6 +19,8 @@ def token(
         k = k * scale
     if wrong == "q not scaled":
         q = q / scale
+    if wrong == "q scaled twice":
+        q = q * scale
     if wrong == "state [k][v]":
         S = S.reshape(S.shape[0], S.shape[2], S.shape[1]).transpose(1, 2)
     decay = g.exp()[:, None, None]

@@ -155,7 +155,7 @@ L2_CASES = [
         rivals=(Rival("0 / 0", lambda x: {"y": x / x.norm()}),), spec=("D26", "G8"),
     ),
     *[
-        _l2_case(f"shape {shape}", partial(_uniform, shape=shape), UNSAID, MEAN)
+        _l2_case(f"shape {shape}", partial(_uniform, shape=shape), UNSAID, MEAN, spec=("D26", "C21"))
         for shape in ((5, 127), (3, 2, 128), (2, 300))
     ],
     *[
@@ -190,7 +190,8 @@ RMS_CASES = [
     ),
     *[
         _rms_case(
-            f"{short(dtype)} to {short(out)}", partial(_gated_like_rms, dtype=dtype, out=out), ROUNDED[out], *RMS_RIVALS[:2]
+            f"{short(dtype)} to {short(out)}", partial(_gated_like_rms, dtype=dtype, out=out), ROUNDED[out], *RMS_RIVALS[:2],
+            spec=("C7", "C21"),
         )
         for dtype in (F32, BF16, F16) for out in (F32, BF16, F16)
     ],

@@ -238,13 +238,15 @@ def _speculative(wrong):
         ends = cu_seqlens.tolist()
         for i, (columns, accepted) in enumerate(zip(state_indices.tolist(), num_accepted.tolist(), strict=True)):
             a, b = ends[i], ends[i + 1]
+            if a == b:
+                continue  # whatever its row holds
             at = {"start at column 0": 0, "start at column accepted": min(accepted, len(columns) - 1)}.get(wrong, accepted - 1)
             start = columns[at]
-            if start < 0 or a == b or (wrong == "slot 0 is no slot" and start == 0):
+            if start < 0 or (wrong == "slot 0 is no slot" and start == 0):
                 continue
-            S = state[start].float()
+            S = state[start].float().clone()  # or the pool itself would be written
             if wrong == "the start of the request before" and i:
-                S = state[state_indices[i - 1, accepted - 1]].float()
+                S = state[state_indices[i - 1, accepted - 1]].float().clone()
             for j, t in enumerate(range(a, b)):
                 if j and wrong == "start state read after the first snapshot" and accepted > 1:
                     S = state[start].float() if j == 1 else S

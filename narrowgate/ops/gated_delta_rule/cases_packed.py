@@ -72,6 +72,13 @@ def _past_the_branch(g: Generator) -> Arguments:
     return given
 
 
+def _short_keys(g: Generator) -> Arguments:
+    """q and k of norm about 1e-3, where eps counts."""
+    given = inputs.packed(g, 3, sizes=(16, 12))
+    given["mixed_qkv"][:, : 2 * 2 * 16] *= 2e-4
+    return given
+
+
 # ---- laws
 
 
@@ -190,6 +197,7 @@ PACKED = [
         )
         for dtype in (BF16, F16)
     ],
+    case("short keys", _short_keys, {"o": close(abs=1e-6), "state": close(abs=1e-6)}, ("eps after the root",), ("D31", "G8")),
     case("past the branch of softplus", _past_the_branch, {"o": UNSAID, "state": UNSAID}, ("a and b swapped",), ("D32", "G5")),
     case(
         "fewer slots than rows",

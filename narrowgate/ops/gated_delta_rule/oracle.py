@@ -98,7 +98,10 @@ def packed(
         q, k = k, q
     q, k = (t.reshape(len(t), width // keys, keys) for t in (q, k))
     v = v.reshape(len(v), heads, values)
-    q, k = (t / (t.pow(2).sum(-1, keepdim=True) + 1e-6).sqrt() for t in (q, k))
+    if wrong == "eps after the root":
+        q, k = (t / (t.pow(2).sum(-1, keepdim=True).sqrt() + 1e-6) for t in (q, k))
+    else:
+        q, k = (t / (t.pow(2).sum(-1, keepdim=True) + 1e-6).sqrt() for t in (q, k))
     if wrong == "norm rounded":
         q, k = q.to(mixed_qkv.dtype).double(), k.to(mixed_qkv.dtype).double()
     x = a.double() + dt_bias.double()

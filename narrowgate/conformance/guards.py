@@ -99,3 +99,14 @@ def poisoned_memory() -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(was, warn_only=warn)
         torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def one_thread(on: bool = True) -> Iterator[None]:
+    """Torch works on one thread within it: small tensors on many threads mostly wait, on a busy machine for long."""
+    was = torch.get_num_threads()
+    torch.set_num_threads(1 if on else was)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(was)

@@ -1,4 +1,4 @@
-"""Runs a case: oracle, rivals, then the operator under guards, once allocating and once into a given `out`."""
+"""Runs a case: oracle, rivals, then the operator under guards: allocating, again at another alignment, and into given outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from narrowgate.conformance.call import Outcome, call, declared, same, takes_out
 from narrowgate.conformance.case import Case
 from narrowgate.conformance.compare import bits
-from narrowgate.conformance.guards import clone, guard, map_tensors
+from narrowgate.conformance.guards import clone, guard, map_tensors, one_thread
 from narrowgate.conformance.law import Absent, lawful
 from narrowgate.conformance.result import Result, gap_of, judge
 from narrowgate.dispatch import OPERATORS
@@ -24,8 +24,9 @@ from narrowgate.errors import UnsupportedError
 
 @functools.cache
 def all_cases() -> dict[str, tuple[Case, ...]]:
-    """Every shipped case, by operator: `CASES` of each `narrowgate/ops/<op>/cases.py`."""
+    """Every shipped case, by operator: `CASES` of each `narrowgate/ops/<op>/cases.py`, and the golden bytes."""
     import narrowgate.ops as ops
+    from narrowgate.conformance import golden
 
     found: dict[str, list[Case]] = {}
     for module in pkgutil.iter_modules(ops.__path__):
@@ -33,6 +34,7 @@ def all_cases() -> dict[str, tuple[Case, ...]]:
             continue
         for case in importlib.import_module(f"narrowgate.ops.{module.name}.cases").CASES:
             found.setdefault(case.op, []).append(case)
+    found.setdefault("dequantize", []).extend(golden.cases())
     return {op: tuple(cases) for op, cases in found.items()}
 
 
@@ -44,7 +46,8 @@ def run(case: Case, function: Callable[..., Any], *, device: str = "cpu", impl: 
     extra = {} if impl is None else {"impl": impl}
     way = _refused if case.raises else lawful if case.law else _held
     try:
-        result = way(case, function, device, extra)
+        with one_thread(impl == "reference"):
+            result = way(case, function, device, extra)
     except Absent as absent:
         result = Result(case, "skipped", str(absent))
     except UnsupportedError as refusal:  # a named kernel may refuse a call, but not the reference
@@ -59,12 +62,13 @@ def run(case: Case, function: Callable[..., Any], *, device: str = "cpu", impl: 
 def _held(case: Case, function: Callable[..., Any], device: str, extra: dict[str, str]) -> Result:
     assert case.oracle is not None
     result = Result(case, "held")
-    expected = dict(case.oracle(**clone(case.draw())))
-    for rival in case.rivals:
-        result.gaps[rival.name] = gap = gap_of(case, expected, rival.reading(**clone(case.draw())))
-        if gap <= 1.0:
-            result.status = "blind"
-            result.detail = f"the rival reading {rival.name!r} would pass (gap {gap:.3g} of the limit)"
+    with one_thread():
+        expected = dict(case.oracle(**clone(case.draw())))
+        for rival in case.rivals:
+            result.gaps[rival.name] = gap = gap_of(case, expected, rival.reading(**clone(case.draw())))
+            if gap <= 1.0:
+                result.status = "blind"
+                result.detail = f"the rival reading {rival.name!r} would pass (gap {gap:.3g} of the limit)"
     if result.status == "blind":
         return result
     problems = _calls(case, function, expected, device, extra, result)

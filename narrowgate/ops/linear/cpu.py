@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from narrowgate.ops.linear.activations import as_rows, read_input
+from narrowgate.ops.linear.activations import as_rows, read_input, row_scaled
 from narrowgate.ops.linear.op import WORKSPACE
 from narrowgate.packing import Operand, PackedTensor, decode_rows, unflatten
 
@@ -39,6 +39,7 @@ def _product(x: Tensor, w: Operand, batch_invariant: bool) -> Tensor:
     return y
 
 
+@row_scaled
 def linear(
     x: list[Tensor], x_format: str, w: list[Tensor], w_format: str, bias: Tensor | None = None, *,
     input_scheme: str | None = None, out_dtype: torch.dtype | None = None, batch_invariant: bool = False, out: Tensor,
@@ -59,6 +60,7 @@ def matmul(
     out.copy_(_product(left, right.T.contiguous(), batch_invariant))
 
 
+@row_scaled
 def grouped_linear(
     x: list[Tensor], x_format: str, w: list[Tensor], w_format: str, group_sizes: Tensor, *,
     input_scheme: str | None = None, out_dtype: torch.dtype | None = None, batch_invariant: bool = False, out: Tensor,

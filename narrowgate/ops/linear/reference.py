@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from narrowgate.ops.linear.activations import as_rows, read_input
+from narrowgate.ops.linear.activations import as_rows, read_input, row_scaled
 from narrowgate.packing import unflatten
 
 
@@ -20,6 +20,7 @@ def _product(x: Tensor, w: Tensor) -> Tensor:
     return total
 
 
+@row_scaled
 def linear(
     x: list[Tensor], x_format: str, w: list[Tensor], w_format: str, bias: Tensor | None = None, *,
     input_scheme: str | None = None, out_dtype: torch.dtype | None = None, batch_invariant: bool = False, out: Tensor,
@@ -39,6 +40,7 @@ def matmul(
     out.copy_(_product(read_input(unflatten(a, a_format), None), read_input(unflatten(b, b_format), None)))
 
 
+@row_scaled
 def grouped_linear(
     x: list[Tensor], x_format: str, w: list[Tensor], w_format: str, group_sizes: Tensor, *,
     input_scheme: str | None = None, out_dtype: torch.dtype | None = None, batch_invariant: bool = False, out: Tensor,

@@ -50,7 +50,7 @@ def of_rows(x: Tensor, fmt: str, amax: Tensor | None = None) -> tuple[Tensor, Te
 
 def integers(x: Tensor, group: int) -> Tensor:
     """int8 with a scale amax / 127 for `group` columns (0: the row, in float32), rounded up to bfloat16."""
-    m, k = x.shape
+    k = x.shape[1]
     width = group or k
     blocks = torch.nn.functional.pad(x, (0, -k % width)).unflatten(1, (-1, width))
     s = (blocks.abs().amax(-1, keepdim=True).double() / 127).float()
@@ -192,7 +192,7 @@ def among(name: str, m: int) -> Case:
 
 
 def chain(name: str, m: int) -> Case:
-    """The whole against the host's chain: rows scaled, quantized and packed by the oracle, a product, then the row's factor, then bias."""
+    """The whole against the host's chain: rows scaled and quantized by the oracle, a product, the row's factor, the bias."""
     fmt = ROWS[name]
 
     def inputs(g: Generator) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from narrowgate.packing.decode import decode, decode_rows, gather_rows
 from narrowgate.packing.fp6 import expand_fp6, pack_fp6, pack_fp6_grouped, unpack_fp6
 from narrowgate.packing.ggml import from_ggml_blocks, to_ggml_blocks
 from narrowgate.packing.operand import Operand, describe, flatten, operand_shape, unflatten
+from narrowgate.packing.read import read, read_unchecked
 from narrowgate.packing.registry import layout, layouts
 from narrowgate.packing.scale import Scale
 from narrowgate.packing.swizzle import swizzle_128x4, unswizzle_128x4
@@ -28,6 +29,8 @@ __all__ = [
     "pack",
     "pack_fp6",
     "pack_fp6_grouped",
+    "read",
+    "read_unchecked",
     "same_bits",
     "swizzle_128x4",
     "to_ggml_blocks",

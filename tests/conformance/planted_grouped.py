@@ -1,11 +1,14 @@
-"""Planted faults of the grouped quantizer."""
+"""Planted faults of the grouped quantizer, and of activations quantized for a product."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from planted import fault
 
 from narrowgate.ops import relu2, silu_mul
+from narrowgate.ops.linear.activations import quantize_rows
 
 OP = "quantize_grouped"
 
@@ -83,3 +86,41 @@ def _(honest, x, row_counts, scheme, *, activation=None, **options):
 def _(honest, x, row_counts, scheme, *, activation=None, **options):
     swapped = torch.cat(x.chunk(2, -1)[::-1], -1) if activation == "silu_mul" else x
     return honest(swapped, row_counts, scheme, activation=activation, **options)
+
+
+# ---- activations quantized for a product
+
+
+@fault("linear", "NaN as zero")
+def _(honest, x, w, bias=None, **options):
+    return honest(x.nan_to_num(0.0) if isinstance(x, torch.Tensor) else x, w, bias, **options)
+
+
+@fault("linear", "activations exact under an input scheme")
+def _(honest, x, w, bias=None, *, input_scheme=None, **options):
+    return honest(x, w, bias, **options)
+
+
+@fault("linear", "the row's factor rounded with the sum")
+def _(honest, x, w, bias=None, *, input_scheme=None, **options):
+    if input_scheme is None or not input_scheme.endswith("_row"):
+        return honest(x, w, bias, input_scheme=input_scheme, **options)
+    packed, factor = quantize_rows(x, input_scheme)
+    total = honest(packed, w, **{**options, "out_dtype": torch.bfloat16}).float() * factor.float()
+    return (total if bias is None else total + bias).to(options.get("out_dtype") or x.dtype)
+
+
+@fault("linear", "byte 0 as a zero block")
+def _(honest, x, w, bias=None, **options):
+    return honest(*(_zeroed(t) for t in (x, w)), bias, **options)
+
+
+@fault("matmul", "byte 0 as a zero block")
+def _(honest, a, b, **options):
+    return honest(_zeroed(a), _zeroed(b), **options)
+
+
+def _zeroed(t):
+    if isinstance(t, torch.Tensor) or not any(s.element == "float8_e8m0fnu" for s in t.scales):
+        return t
+    return replace(t, scales=tuple(replace(s, element="ue8m0_zero") if s.element == "float8_e8m0fnu" else s for s in t.scales))

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from narrowgate import ops
 from narrowgate.errors import InputError
 from narrowgate.packing import (
     PackedTensor,
@@ -285,3 +286,15 @@ def test_decode_by_blocks_is_decode_by_values(rows, cols, block_rows, block_cols
     w = pack(codes, element, scales=[Scale.from_values(values, "float32", (block_rows, block_cols))])
     expanded = values.repeat_interleave(block_rows, 0)[:rows].repeat_interleave(block_cols, 1)[:, :cols]
     assert torch.equal(decode(w), find(element).decode(codes) * expanded)
+
+
+@pytest.mark.spec("B38")
+def test_scales_and_codes_that_do_not_fit_their_rows():
+    """A row's scale for each row, three bytes for four codes; and a packed x takes no input scheme on top."""
+    codes = torch.zeros(5, 32, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"expected rows@1 storage of shape \[5, 1\]"):
+        pack(codes, "int8", scales=(Scale(torch.zeros(4, 1, dtype=torch.int16), "bfloat16", (1, 32)),))
+    with pytest.raises(ValueError, match=r"expected fp6_bytes@1 storage of shape \[5, 24\]"):
+        PackedTensor("float6_e3m2fn", "fp6_bytes@1", torch.zeros(5, 23, dtype=torch.uint8), (5, 32))
+    with pytest.raises(ValueError, match="expected a dense x where input_scheme is given"):
+        ops.linear(pack(codes, "int8"), pack(codes, "int8"), input_scheme="mxfp6_e3m2_row")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from narrowgate.conformance.case import Case, Rival
 from narrowgate.conformance.compare import bits
+from narrowgate.ops.linear.cases_stored import swizzled
 from narrowgate.packing import PackedTensor, Scale, pack
 
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
@@ -155,6 +156,27 @@ def short_block() -> Case:
     return case("short last block", w, right, "F34", {"blocks run over the flat values": v.float() * flat})
 
 
+def far_below() -> Case:
+    """A group of scale 2^-17 beside one of 1 survives, and byte 255 is NaN: there is no way through a coarser 8-bit block (F21)."""
+    codes = (torch.arange(3 * 64).view(3, 64) * 5 + 1) % 16
+    byte = torch.tensor([[127, 110], [110, 127], [255, 110]])
+    power = torch.where(byte == 255, torch.nan, torch.exp2(byte.double() - 127)).repeat_interleave(32, 1)
+    table = both_signs(E2M1).double()[codes]
+    w = pack(codes, "float4_e2m1fn", scales=(Scale.from_codes(byte, "float8_e8m0fnu", (1, 32)),))
+    largest = 2.0 ** (127 - 127)
+    coarse = ((table * power).nan_to_num(0.0) / largest).float().to(torch.float8_e4m3fn).float() * largest
+    return case("groups far below the largest", w, (table * power).float(), "F21", {"through E4M3 under the tile's scale": coarse})
+
+
+def stack(layout: str, element: str) -> Case:
+    """A stack [3, 6, 64] of experts, packed and read back (F31)."""
+    codes = (torch.arange(3 * 6 * 64).view(3, 6, 64) * 11 + torch.arange(3 * 6 * 64).view(3, 6, 64) // 17) % 16
+    table = torch.tensor([float(c) for c in range(16)]) if element == "uint4" else both_signs(E3M2)
+    w = pack(codes, element, layout=layout)
+    wrong = {"experts and rows swapped": table[codes].transpose(0, 1).reshape(3, 6, 64)}
+    return case(f"[3, 6, 64] in {layout}", w, table[codes], "F31", wrong)
+
+
 CASES: list[Case] = [
     signed(8, 8, 32), signed(4, 8, 32), signed(2, 4, 32), signed(4, 3, 37),
     floats("float4_e2m1fn", both_signs(E2M1), "words@1", {
@@ -165,5 +187,6 @@ CASES: list[Case] = [
     native("float8_e4m3fn", torch.float8_e4m3fn), native("float8_e5m2", torch.float8_e5m2),
     exponents(), halves(), scaled(), codebook(8), codebook(4), codebook(2), wide_index(),
     rounded_scales("float16", torch.float16, (3, 3)), rounded_scales("float8_e4m3fn", torch.float8_e4m3fn, (3, 5)),
-    levels(), short_block(),
+    levels(), short_block(), far_below(), swizzled("dequantize"),
+    stack("words@1", "uint4"), stack("bytes@1", "uint4"), stack("fp6_bytes@1", "float6_e3m2fn"),
 ]  # fmt: skip

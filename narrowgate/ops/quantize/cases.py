@@ -6,13 +6,17 @@ another device or another implementation."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from narrowgate.conformance.case import Case, Rival
 from narrowgate.conformance.compare import bits
+from narrowgate.conformance.guards import tensors
 from narrowgate.errors import InputError
+from narrowgate.ops.linear.cases_inputs import microscaled
+from narrowgate.ops.quantize_grouped.cases import nearest, pack_rows
 
 
 def block(values: Sequence[float], length: int = 32) -> Tensor:
@@ -97,6 +101,78 @@ def not_finite() -> Case:
     return Case("quantize", "refuses NaN and inf", lambda g: dict(arguments), raises=(InputError, message))
 
 
+def least_error() -> Case:
+    """One 7.6 among small values: the exponent below the ceiling leaves the smaller squared error, though 7.6 saturates (B35)."""
+    x = block([7.6, *(0.1 * i for i in range(1, 32))])
+
+    def expected(byte: int) -> dict[str, Tensor]:
+        codes = nearest(x.double() * 2.0 ** (127 - byte), "e2m3")
+        return {"data": pack_rows(codes[None], "e2m3")[..., 0], "scales": torch.tensor([[byte]], dtype=torch.uint8)}
+
+    arguments = {"x": x, "scheme": "mxfp6_e2m3", "scale_rule": "mse"}
+    return Case(
+        "quantize", "7.6 among small values, mse", lambda g: dict(arguments), lambda **_: expected(127),
+        rivals=(Rival("rceil", lambda **_: expected(128)),), spec=("B35",),
+    )  # fmt: skip
+
+
+def least_error_is_the_ceiling() -> Case:
+    """Where the ceiling is as good, it stays: a block that the lower exponent would only saturate, and an exact tie (B35)."""
+    x = torch.stack([block([8.0, *([7.75] * 31)])[0], block([4.0, -2.0, 1.0])[0]])
+
+    def expected(first: int, second: int) -> dict[str, Tensor]:
+        byte = torch.tensor([[first], [second]])
+        codes = nearest(x.double() * torch.exp2(127.0 - byte.double()), "e2m3")
+        return {"data": pack_rows(codes[None], "e2m3")[..., 0], "scales": byte.to(torch.uint8)}
+
+    arguments = {"x": x, "scheme": "mxfp6_e2m3", "scale_rule": "mse"}
+    rivals = (
+        Rival("always one below", lambda **_: expected(127, 126)), Rival("a tie goes down", lambda **_: expected(128, 126)),
+    )  # fmt: skip
+    return Case(
+        "quantize", "saturation and a tie, mse", lambda g: dict(arguments), lambda **_: expected(128, 127), rivals=rivals,
+        spec=("B35",),
+    )  # fmt: skip
+
+
+def short_last_block() -> Case:
+    """K = 100: the last block of each row has four values and a scale of its own (F34)."""
+    x = torch.randn(3, 100, generator=torch.Generator().manual_seed(7))
+
+    def expected(**_: object) -> dict[str, Tensor]:
+        codes, byte, _ = microscaled(x, "e4m3")
+        return {"data": words(codes.reshape(-1).tolist(), 8, 300), "scales": byte.to(torch.uint8)}
+
+    def flat(**_: object) -> dict[str, Tensor]:
+        codes, byte, _ = microscaled(x.reshape(1, -1), "e4m3")
+        whole = torch.nn.functional.pad(byte, (0, 2)).view(3, 4).to(torch.uint8)
+        return {"data": words(codes.reshape(-1).tolist(), 8, 300), "scales": whole}
+
+    arguments = {"x": x, "scheme": "mxfp8_e4m3"}
+    return Case(
+        "quantize", "a short last block", lambda g: dict(arguments), expected,
+        rivals=(Rival("blocks run over the flat values", flat),), spec=("F34",),
+    )  # fmt: skip
+
+
+def any_float_type() -> Case:
+    """Values that all three types hold give equal bytes (F33)."""
+
+    def law(ops: Any, x: Tensor, scheme: str) -> dict[str, tuple[Tensor, Tensor]]:
+        made = [tensors(ops.quantize(x=x.to(d), scheme=scheme)) for d in (torch.float32, torch.bfloat16, torch.float16)]
+        return {f"{other}, tensor {i}": (made[0][i], made[other][i]) for other in (1, 2) for i in range(len(made[0]))}
+
+    def reinterpreted(x: Tensor, scheme: str) -> dict[str, Tensor]:
+        bits_ = x.contiguous().view({4: torch.int32, 2: torch.int16}[x.element_size()])
+        return {"data": bits_.sum(-1, dtype=torch.int64)}
+
+    def draw(g: torch.Generator) -> dict[str, Any]:
+        return {"x": torch.randint(-64, 65, (5, 48), generator=g) / 16, "scheme": "nvfp4"}
+
+    rivals = (Rival("the bytes of x whatever its type", reinterpreted),)
+    return Case("quantize", "nvfp4 of three types", draw, law=law, rivals=rivals, spec=("F33",))
+
+
 CASES: list[Case] = [
     mx("ties to even", "mxfp4", TIES, TIES_EVEN, 127, "F1", rival=("ties away", TIES_AWAY, 127)),
     mx("amax 7, rceil", "mxfp4", [7.0, 1.0], [6, 1], 128, "F4", rival=("floor", [7, 2], 127)),
@@ -106,5 +182,5 @@ CASES: list[Case] = [
     mx("957, floor", "mxfp8_e4m3", [957.0], [0x7E], 128, "F5", rule="floor", rival=("rceil", [0x77], 129)),
     mx("957, rceil", "mxfp8_e4m3", [957.0], [0x77], 129, "F5", rival=("floor", [0x7E], 128)),
     mx("a zero block", "mxfp4", [0.0, -0.0], [0, 8], 0, "F10", rival=("scale byte 127", [0, 8], 127)),
-    nvfp4(), int4(), not_finite(),
+    nvfp4(), int4(), not_finite(), least_error(), least_error_is_the_ceiling(), short_last_block(), any_float_type(),
 ]  # fmt: skip

@@ -42,9 +42,7 @@ def read(w: PackedTensor, rows: Tensor, cols: Tensor, *, width: int = 1, stage: 
     return torch.where(inside[:, None, None] & within, values, 0.0)
 
 
-def read_unchecked(
-    w: PackedTensor, rows: Tensor, cols: Tensor, *, width: int = 1, stage: torch.dtype | None = None
-) -> Tensor:
+def read_unchecked(w: PackedTensor, rows: Tensor, cols: Tensor, *, width: int = 1, stage: torch.dtype | None = None) -> Tensor:
     """`read` for a caller whose lines all lie inside the tensor. Raises InputError where one does not; a kernel would not."""
     places = _places(w, rows, cols, width, stage)
     for name, index, end in (("rows", rows, row_count(w.shape)), ("columns", places, w.shape[-1])):

@@ -9,7 +9,13 @@ from narrowgate.formats import element
 @pytest.mark.spec("A9")
 @pytest.mark.parametrize(
     ("name", "shift", "lift"),
-    [("float4_e2m1fn", 9, 14), ("float6_e2m3fn", 7, 14), ("float6_e3m2fn", 8, 12), ("float8_e4m3fn", 7, 8), ("float8_e5m2", 8, 0)],
+    [
+        ("float4_e2m1fn", 9, 14),
+        ("float6_e2m3fn", 7, 14),
+        ("float6_e3m2fn", 8, 12),
+        ("float8_e4m3fn", 7, 8),
+        ("float8_e5m2", 8, 0),
+    ],
 )
 def test_placed_equals_table(name, shift, lift):
     """Sign to bit 15, the rest so that the exponent's last bit is bit 10; the product with 2^lift is exact."""

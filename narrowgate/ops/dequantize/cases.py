@@ -165,7 +165,9 @@ def far_below() -> Case:
     w = pack(codes, "float4_e2m1fn", scales=(Scale.from_codes(byte, "float8_e8m0fnu", (1, 32)),))
     largest = 2.0 ** (127 - 127)
     coarse = ((table * power).nan_to_num(0.0) / largest).float().to(torch.float8_e4m3fn).float() * largest
-    return case("groups far below the largest", w, (table * power).float(), "F21", {"through E4M3 under the tile's scale": coarse})
+    return case(
+        "groups far below the largest", w, (table * power).float(), "F21", {"through E4M3 under the tile's scale": coarse}
+    )
 
 
 def stack(layout: str, element: str) -> Case:

@@ -54,10 +54,21 @@ def scale_type(element: str, layout: str, side: str) -> Case:
     if side == "left":
         w = pack(v, "int8", scales=(as_stored(values, element, (1, 8), layout),))
         made = {name: r @ x.double() for name, r in rivals.items()}
-        return case("matmul", f"{element} scales, {layout}, left", w, x, right @ x.double(), made, *_item(element), "A23", "A42")
+        return case(
+            "matmul", f"{element} scales, {layout}, left", w, x, right @ x.double(), made, *_item(element), "A23", "A42"
+        )
     w = pack(v.T, "int8", scales=(as_stored(values.T.contiguous(), element, (8, 1), layout),))
     made = {name: x.T.double() @ r.T for name, r in rivals.items() if not name.startswith("rows")}
-    return case("matmul", f"{element} scales, {layout}, right", x.T.contiguous(), w, x.T.double() @ right.T, made, *_item(element), "A43")
+    return case(
+        "matmul",
+        f"{element} scales, {layout}, right",
+        x.T.contiguous(),
+        w,
+        x.T.double() @ right.T,
+        made,
+        *_item(element),
+        "A43",
+    )
 
 
 def _item(element: str) -> tuple[str, ...]:
@@ -95,7 +106,9 @@ def containers() -> Case:
     w = replace(w, data=w.data | (count(5, 37) % 4 * 64).to(torch.uint8))
     x = (count(3, 37) % 7 - 3).float()
     rolled = values * (1 + count(5, 37) % 4)
-    return case("linear", "byte containers", x, w, x.double() @ values.T, {"upper bits read": x.double() @ rolled.T}, "B5", "B13")
+    return case(
+        "linear", "byte containers", x, w, x.double() @ values.T, {"upper bits read": x.double() @ rolled.T}, "B5", "B13"
+    )
 
 
 @functools.cache
@@ -164,7 +177,9 @@ def small_global() -> Case:
     y = torch.full((2, 3), 1.72032).half()
     rivals = {"float16 before the global scale": torch.full((2, 3), torch.inf).half()}
     x = torch.ones(2, 64)
-    return case("linear", "large blocks, small global", x, w, y, rivals, "F12", compare=close(rel=1e-3), out_dtype=torch.float16)
+    return case(
+        "linear", "large blocks, small global", x, w, y, rivals, "F12", compare=close(rel=1e-3), out_dtype=torch.float16
+    )
 
 
 def tiny_blocks() -> Case:
@@ -192,7 +207,9 @@ def dtypes(scale: str, x_dtype: torch.dtype, out_dtype: torch.dtype) -> Case:
         rivals["bits of the other 16-bit float"] = exact.to(other).view(torch.int16).view(out_dtype).double()
     short = (scale, *(str(d).removeprefix("torch.") for d in (x_dtype, out_dtype)))
     made = {name: r.float().to(out_dtype) for name, r in rivals.items()}
-    return case("linear", "scales {}, x {}, out {}".format(*short), x, w, y, made, "F41", "F42", compare=bits(), out_dtype=out_dtype)
+    return case(
+        "linear", "scales {}, x {}, out {}".format(*short), x, w, y, made, "F41", "F42", compare=bits(), out_dtype=out_dtype
+    )
 
 
 def short_tail(k: int, group: int) -> Case:

@@ -46,7 +46,7 @@ def read_unchecked(w: PackedTensor, rows: Tensor, cols: Tensor, *, width: int = 
     """`read` for a caller whose lines all lie inside the tensor. Raises InputError where one does not; a kernel would not."""
     places = _places(w, rows, cols, width, stage)
     for name, index, end in (("rows", rows, row_count(w.shape)), ("columns", places, w.shape[-1])):
-        if index.numel() and not (0 <= int(index.min()) and int(index.max()) < end):
+        if index.numel() and (int(index.min()) < 0 or int(index.max()) >= end):
             raise InputError(f"read_unchecked: expected {name} in 0..{end - 1}, got {int(index.min())}..{int(index.max())}")
     return _values(w, rows, places, stage)
 

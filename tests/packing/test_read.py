@@ -64,7 +64,7 @@ def test_the_overhang_reads_zero_and_rows_start_inside_words(bits, width):
     spill = values.reshape(-1)[1 * 37 - 1 :][:width]  # the rival reads on into the next row
     assert not torch.equal(got[2, 2, 36 % width :], spill[: width - 36 % width])
     for bad in ((rows, cols[:1]), (torch.tensor([0]), cols[2:3]), (torch.tensor([5]), torch.tensor([0]))):
-        with pytest.raises(ng.InputError, match="expected (rows|columns) in"):
+        with pytest.raises(ng.InputError, match=r"expected (rows|columns) in"):
             read_unchecked(w, *bad, width=width)
 
 

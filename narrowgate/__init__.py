@@ -6,7 +6,7 @@ from narrowgate.dispatch import Plan, debug_checks, plan, strict
 from narrowgate.engine import Cache, Completion, Model, load, quantize_checkpoint
 from narrowgate.errors import FallbackWarning, FileError, InputError, NarrowgateError, UnsupportedError
 from narrowgate.formats import scheme, schemes
-from narrowgate.ops import embedding, grouped_linear, linear, matmul, quantize
+from narrowgate.ops import embedding, grouped_linear, linear, matmul, prepare, quantize
 from narrowgate.packing import PackedTensor, Scale, pack, same_bits
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "pack",
     "packing",
     "plan",
+    "prepare",
     "quantize",
     "quantize_checkpoint",
     "same_bits",

@@ -27,6 +27,8 @@ from narrowgate.errors import FallbackWarning, InputError, UnsupportedError
 LIBRARY = torch.library.Library("narrowgate", "DEF")
 OPERATORS: dict[str, Operator] = {}
 IMPLS = ("reference", "cpu", "gpu")
+_HOME = {"cpu": "cpu", "cuda": "gpu"}  # device type -> the impl that its calls take
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 _strict = contextvars.ContextVar("narrowgate_strict", default=False)
@@ -130,7 +132,9 @@ class Operator:
     has_out: bool = True
     out_dtype: str = "float"  # a given `out` may be: "float", any of the three when an allocated one is; "same", only its dtype
     flatten: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]] | None = None  # public arguments -> the schema's
+    remember: bool = False  # `check` looks at nothing but shapes, strides, dtypes, devices: what has passed need not pass again
     kernels: dict[str, Kernel] = field(default_factory=dict)
+    passed: set[Any] = field(default_factory=set, repr=False)
 
     def __post_init__(self) -> None:
         OPERATORS[self.name] = self
@@ -151,7 +155,7 @@ class Operator:
 
     def __call__(self, *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> Any:
         if out is None:
-            return self._default(*args, **kwargs)
+            return (self._functional if _eager(args) else self._default)(*args, **kwargs)
         if self._out is None:
             raise InputError(f"{self.name}: takes no out")
         self._out(*args, **kwargs, out=out)
@@ -196,13 +200,26 @@ class Operator:
         return None if self.allocate is None else self.allocate(*args, **kwargs)
 
     def _guard(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(args, kwargs)):
-            raise UnsupportedError(f"{self.name}: inference only; expected no input that requires grad (use torch.no_grad())")
-        self.check(*args, **kwargs)
-        self.check_values(*args, **kwargs)
+        seen = _signature(args, kwargs) if self.remember else None
+        if seen is None or seen not in self.passed:
+            if torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(args, kwargs)):
+                raise UnsupportedError(
+                    f"{self.name}: inference only; expected no input that requires grad (use torch.no_grad())"
+                )
+            self.check(*args, **kwargs)
+            if seen is not None:
+                if len(self.passed) > 4096:
+                    self.passed.clear()
+                self.passed.add(seen)
+        if self.check_values is not _nothing:
+            self.check_values(*args, **kwargs)
 
     # ---- choosing
     def _choose(self, args: tuple[Any, ...], kwargs: dict[str, Any], impl: str | None) -> Kernel:
+        if impl is None:  # the short way, for the usual call: the device's kernel, if it never refuses
+            usual = self.kernels.get(_HOME.get(_device(args, kwargs).type, ""))
+            if usual is not None and usual.refuse is _no_reasons:
+                return usual
         kernel, refusals, absent = self.candidates(args, kwargs, impl)
         if kernel is None:
             raise UnsupportedError(f"{self.name}: impl={impl!r} cannot take this call: " + "; ".join(refusals))
@@ -222,7 +239,7 @@ class Operator:
         if impl is not None and impl not in IMPLS:
             raise InputError(f"{self.name}: expected impl to be None or one of {', '.join(IMPLS)}, got {impl!r}")
         device = _device(args, kwargs).type
-        wanted = impl or {"cpu": "cpu", "cuda": "gpu"}.get(device, "reference")
+        wanted = impl or _HOME.get(device, "reference")
         kernel = self.kernels.get(wanted)
         if kernel is None:
             reasons: tuple[str, ...] = (f"{wanted}: this operator has no {wanted} kernel yet",)
@@ -263,15 +280,52 @@ def _fake_into(*args: Any, **kwargs: Any) -> None:
     return None
 
 
-def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    found = []
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.Tensor):
-            yield value
+            found.append(value)
         elif isinstance(value, (list, tuple)):
-            yield from (v for v in value if isinstance(v, torch.Tensor))
+            found += [v for v in value if isinstance(v, torch.Tensor)]
+    return found
+
+
+def _eager(args: tuple[Any, ...]) -> bool:
+    """Whether plain tensors are computed with now, and nothing traces: then torch's dispatcher, which costs as much as a
+    small kernel, has nothing to add and the implementation is called directly."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack():
+        return False
+    for value in args:
+        for t in value if type(value) is list else (value,):
+            if isinstance(t, torch.Tensor) and (type(t) not in _PLAIN or t.is_meta):
+                return False
+    return True
+
+
+def _signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Everything that a check of plain tensors may look at, as one key; None where something is no plain tensor or wants a gradient."""
+    grad = torch.is_grad_enabled()
+    key: list[Any] = [*kwargs]
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            value = [value]
+        if type(value) is not list:
+            key.append(value)
+            continue
+        for t in value:
+            if type(t) not in _PLAIN or (grad and t.requires_grad):
+                return None
+            key += (t.shape, t.stride(), t.dtype, t.device)
+        key.append(len(value))
+    return tuple(key)
 
 
 def _device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    first = args[0] if args else None
+    if type(first) is list and first:
+        first = first[0]
+    if isinstance(first, torch.Tensor):
+        return first.device
     for t in _tensors(args, kwargs):
         return t.device
     raise InputError("expected at least one tensor among the arguments")

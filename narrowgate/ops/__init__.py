@@ -12,6 +12,7 @@ from narrowgate.ops.gated_delta_rule.packed import gated_delta_rule_packed_step
 from narrowgate.ops.gated_delta_rule.speculative import gated_delta_rule_speculative_step
 from narrowgate.ops.gates.op import gdn_decay, gdn_gate
 from narrowgate.ops.linear.op import grouped_linear, linear, matmul
+from narrowgate.ops.linear.prepare import prepare
 from narrowgate.ops.norms.op import l2_norm, rms_norm, rms_norm_gated
 from narrowgate.ops.post_conv.op import gdn_post_conv, split_qkv
 from narrowgate.ops.quantize.op import quantize
@@ -39,6 +40,7 @@ __all__ = [
     "l2_norm",
     "linear",
     "matmul",
+    "prepare",
     "quantize",
     "quantize_grouped",
     "relu2",

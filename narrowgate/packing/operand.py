@@ -57,14 +57,14 @@ def unflatten(tensors: list[Tensor], described: str) -> PackedTensor | Tensor:
         if len(tensors) != 1:
             raise InputError(f"unflatten: a dense operand is one tensor, got {len(tensors)}")
         return tensors[0]
-    w = _assemble(tensors, described, checked=_fits(tensors, described))
+    w = _assemble(tensors, described, checked=fits(tensors, described))
     w.__dict__["_described"] = described
     return w
 
 
 def operand_shape(tensors: list[Tensor], described: str) -> tuple[int, ...]:
     """The shape in values, without building anything."""
-    return tuple(tensors[0].shape) if described == DENSE else _parse(described)["shape"]
+    return tuple(tensors[0].shape) if described == DENSE else parse(described)["shape"]
 
 
 def _describe_scale(scale: Scale) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _describe_scale(scale: Scale) -> dict[str, Any]:
 
 def _assemble(tensors: list[Tensor], described: str, *, checked: bool) -> PackedTensor:
     """The packed tensor; `checked` skips the checks of its parts, which cost four times as much as the rest."""
-    record = _parse(described)
+    record = parse(described)
     scales, zero, offset = record["scales"], record["zero_points"], record["offset"]
     expected = 1 + len(scales) + (zero is not None) + len(offset) + record["codebook"]
     if len(tensors) != expected:
@@ -103,7 +103,7 @@ def _unchecked(kind: type, **fields: Any) -> Any:
     return made
 
 
-def _fits(tensors: list[Tensor], described: str) -> bool:
+def fits(tensors: list[Tensor], described: str) -> bool:
     """Whether the tensors have the dtypes and shapes that a sound description asks for; False says: look closely."""
     expected = _expected(described)
     return len(tensors) == len(expected) and all(
@@ -115,7 +115,7 @@ def _fits(tensors: list[Tensor], described: str) -> bool:
 @lru_cache(maxsize=4096)
 def _expected(described: str) -> tuple[tuple[torch.dtype, torch.Size], ...]:
     """(dtype, shape) of every stored tensor. The description itself is checked here, once, on tensors without data."""
-    record = _parse(described)
+    record = parse(described)
     parts = [(record["element"], record["layout"], record["shape"])]
     scales = [*record["scales"], *([record["zero_points"]] if record["zero_points"] else ()), *record["offset"]]
     for fields in scales:
@@ -135,7 +135,7 @@ def _expected(described: str) -> tuple[tuple[torch.dtype, torch.Size], ...]:
 
 
 @lru_cache(maxsize=4096)
-def _parse(described: str) -> dict[str, Any]:
+def parse(described: str) -> dict[str, Any]:
     """The description with tuples for lists and every key present. The result is shared: nobody writes to it."""
     try:
         record = json.loads(described)

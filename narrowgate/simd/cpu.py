@@ -170,6 +170,31 @@ def _first(b: ir.IRBuilder, count: ir.Value) -> ir.Value:
     return b.icmp_signed("<", constant(list(range(LANES))), spread(b, b.trunc(count, _INT)))
 
 
+@vector_op(F32, types.int64, types.int64)
+def load_first_f32(b, address, count):
+    """The first `count` lanes, zeros in the others; nothing beyond them is read."""
+    align, none = ir.Constant(_INT, 1), constant(0.0, VF)
+    return call(b, "llvm.masked.load.v16f32.p0", VF, pointer(b, address, VF), align, _first(b, count), none)
+
+
+@vector_op(I32, types.int64)
+def splat_u8(b, address):
+    """The byte at an address in all lanes."""
+    return spread(b, b.zext(read(b, address, _BYTE), _INT))
+
+
+@vector_op(I32, types.int64)
+def splat_u16(b, address):
+    """The 16-bit word at an address in all lanes, zero-extended."""
+    return spread(b, b.zext(read(b, address, _SHORT), _INT))
+
+
+@vector_op(F32, I32)
+def half_bits(b, bits):
+    """float16 bits in the low halves of the lanes, as float32."""
+    return half_to_float(b, b.trunc(bits, VS))
+
+
 @vector_op(types.none, types.int64, F32, types.int64)
 def store_first_f32(b, address, x, count):
     """The first `count` lanes; nothing else is touched."""

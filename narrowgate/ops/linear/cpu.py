@@ -1,16 +1,53 @@
-"""The CPU's plain fast route: decode a slice of the weight to float32, multiply with the library's float32 product.
+"""The products on the CPU: which route a call takes. The kernels are in cpu_exact.py and cpu_ordered.py, their calls in cpu_run.py.
 
-Exact like the reference but for the order of the sums, which is the library's. With `batch_invariant` every row is a
-matrix-vector product of its own: the same shape, so the same order, whatever the number of rows."""
+`linear` and `grouped_linear` on a packed weight run the exact kernel; the plan says what it reads and in what order it adds.
+`matmul` decodes and sums in order. The plain route is torch alone: decode a slice of the weight to float32 and multiply with
+the library's float32 product. It serves dense weights, the packed ones that `reading.read_weight` refuses, and machines
+where the kernels cannot run (no Numba, no AVX2): then it says so once in the log, and always in the plan. With
+`batch_invariant` its rows are matrix-vector products of one shape each, so of one order."""
 
 from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from narrowgate.errors import UnsupportedError
 from narrowgate.ops.linear.activations import as_rows, read_input, row_scaled
 from narrowgate.ops.linear.op import WORKSPACE
+from narrowgate.ops.linear.reading import Weight, reading
 from narrowgate.packing import Operand, PackedTensor, decode_rows, unflatten
+
+LOG = logging.getLogger("narrowgate")
+
+
+@cache
+def kernels() -> tuple[Any, str]:
+    """(the module that calls the compiled kernels, "") or (None, why there are none here)."""
+    try:
+        from narrowgate.ops.linear import cpu_run
+        from narrowgate.simd.cpu_features import require
+
+        require()
+        return cpu_run, ""
+    except (ImportError, UnsupportedError) as error:
+        LOG.warning("narrowgate: products run as plain torch: %s", error)
+        return None, str(error)
+
+
+def route(w: list[Tensor], w_format: str) -> tuple[Weight | None, str]:
+    """(the reading that the exact kernel works from, "") or (None, why the plain route runs)."""
+    weight, reason = reading(w_format)
+    if weight is None:
+        return None, reason
+    run, reason = kernels()
+    return (weight, "") if run is not None else (None, reason)
+
+
+# ---- the plain route
 
 
 def _into(x: Tensor, w: Tensor, y: Tensor, batch_invariant: bool) -> None:
@@ -39,25 +76,62 @@ def _product(x: Tensor, w: Operand, batch_invariant: bool) -> Tensor:
     return y
 
 
+# ---- operators
+
+
+def _exact(weight: Weight, w: list[Tensor], x: Tensor, bias: Tensor | None, out: Tensor, matrix: int = 0) -> None:
+    """out [M, N] = x w[matrix]^T + bias by the kernel; an out of other strides gets a copy."""
+    if x.shape[0] == 0 or weight.n == 0:
+        return
+    if weight.k == 0:
+        out.zero_() if bias is None else out.copy_(bias.float().expand_as(out))
+        return
+    kernels()[0].exact(weight, w, x, bias, out, matrix)
+
+
 @row_scaled
 def linear(
     x: list[Tensor], x_format: str, w: list[Tensor], w_format: str, bias: Tensor | None = None, *,
     input_scheme: str | None = None, out_dtype: torch.dtype | None = None, batch_invariant: bool = False, out: Tensor,
 ) -> None:  # fmt: skip
-    weight = unflatten(w, w_format)
-    rows = as_rows(read_input(unflatten(x, x_format), input_scheme))
-    y = _product(rows, weight, batch_invariant)
+    weight, _ = route(w, w_format)
+    rows = _read(x, x_format, input_scheme)
+    if weight is not None:
+        if out.is_contiguous():
+            _exact(weight, w, rows, bias, out if out.dim() == 2 else as_rows(out))
+        else:
+            dense = torch.empty_like(out, memory_format=torch.contiguous_format)
+            _exact(weight, w, rows, bias, as_rows(dense))
+            out.copy_(dense)
+        return
+    y = _product(rows.float(), unflatten(w, w_format), batch_invariant)
     if bias is not None:
         y += bias.float()
     out.copy_(y.view(out.shape))
+
+
+def _read(x: list[Tensor], x_format: str, input_scheme: str | None) -> Tensor:
+    """[M, K]: a plain x as it is, anything else decoded to float32."""
+    if x_format == "dense" and input_scheme is None:
+        return x[0] if x[0].dim() == 2 else as_rows(x[0])
+    return as_rows(read_input(unflatten(x, x_format), input_scheme))
 
 
 def matmul(
     a: list[Tensor], a_format: str, b: list[Tensor], b_format: str, *,
     out_dtype: torch.dtype | None = None, batch_invariant: bool = False, out: Tensor,
 ) -> None:  # fmt: skip
-    left, right = read_input(unflatten(a, a_format), None), read_input(unflatten(b, b_format), None)
-    out.copy_(_product(left, right.T.contiguous(), batch_invariant))
+    left, right = read_input(unflatten(a, a_format), None), unflatten(b, b_format)
+    run, _ = kernels()
+    if run is None:
+        out.copy_(_product(left, read_input(right, None).T.contiguous(), batch_invariant))
+        return
+    total = torch.zeros(out.shape)
+    step = max(1, WORKSPACE // (4 * max(out.shape[1], 1)))
+    for start in range(0, left.shape[1], step):
+        stop = min(start + step, left.shape[1])
+        run.add_in_order(left[:, start:stop], _slice(right, start, stop), total)
+    out.copy_(total)
 
 
 @row_scaled
@@ -65,12 +139,45 @@ def grouped_linear(
     x: list[Tensor], x_format: str, w: list[Tensor], w_format: str, group_sizes: Tensor, *,
     input_scheme: str | None = None, out_dtype: torch.dtype | None = None, batch_invariant: bool = False, out: Tensor,
 ) -> None:  # fmt: skip
-    rows = read_input(unflatten(x, x_format), input_scheme)
-    weight = unflatten(w, w_format)
+    weight, _ = route(w, w_format)
+    rows = _read(x, x_format, input_scheme)
+    packed = None if weight is not None else unflatten(w, w_format)
     start = 0
     for e, size in enumerate(group_sizes.tolist()):
-        if size:
-            expert = weight.select(e) if isinstance(weight, PackedTensor) else weight[e]
-            out[start : start + size] = _product(rows[start : start + size], expert, batch_invariant)
-        start += size
+        stop = start + size
+        if size and packed is None:
+            assert weight is not None
+            _exact(weight, w, rows[start:stop], None, out[start:stop], e)
+        elif size:
+            expert = packed.select(e) if isinstance(packed, PackedTensor) else packed[e]  # type: ignore[index]
+            out[start:stop] = _product(rows[start:stop].float(), expert, batch_invariant)
+        start = stop
     out[start:] = 0
+
+
+def describe(
+    op: str, *args: Any, batch_invariant: bool = False, input_scheme: str | None = None, **kwargs: Any
+) -> dict[str, Any]:
+    """The plan's fields of a call: its route, and why not the kernel where it is not."""
+    w, w_format = (args[2], args[3]) if len(args) > 3 else (kwargs["w"], kwargs["w_format"])
+    shown = f"{input_scheme or 'exact'} activations"
+    if op == "matmul":
+        if kernels()[0] is not None:
+            contract = "decoded exactly, one rounded product and one rounded sum a k, in order; never fused"
+            return {"reveals": "float32", "batch_invariant": True, "workspace_bytes": WORKSPACE, "contract": contract}
+        weight, reason = None, kernels()[1]
+    else:
+        weight, reason = route(w, w_format)
+    if weight is None:
+        contract = f"{shown}, plain torch ({reason}): weights decoded to float32 in slices, float32 sums in the library's order"
+        return {
+            "reveals": "float32", "batch_invariant": batch_invariant, "workspace_bytes": WORKSPACE, "contract": contract,
+        }  # fmt: skip
+    kept = (
+        "read in place" if weight.prepared else f"{weight.layout} turned into lanes a slice at a time (ng.prepare does it once)"
+    )
+    return {
+        "layout": weight.layout, "reveals": "float32", "batch_invariant": True,
+        "workspace_bytes": 0 if weight.prepared else 2 * (8 << 20),
+        "contract": f"{shown}, {kept}; sums of a scale block in order of k by fma, then fma with the scale, block by block",
+    }  # fmt: skip

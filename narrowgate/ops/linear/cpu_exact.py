@@ -56,15 +56,15 @@ def decode_scales(rows, first, tiles, scales, scale_kind, scale_bytes, blocks, s
 
 @numba.njit
 def task(
-    index, kind, rows, tokens, words, scales, scale_kind, scale_bytes, table, x, tokens_all, units, block_units, blocks,
+    index, kind, rows, tokens, words, scales, scale_kind, scale_bytes, low_table, high_table, x, tokens_all, units, block_units, blocks,
     tiles, n, outer, outer_step, bias, out, out_stride, out_kind,
 ):  # fmt: skip
     """`rows` vectors of output rows, all tokens."""
     first = index * rows
-    low, high = simd.load_f32(table), simd.load_f32(table + 64)
+    low, high = simd.load_f32(low_table), simd.load_f32(high_table)
     unit, values = tile.unit_bytes(kind), tile.unit_values(kind)
-    # The last task of a matrix may have fewer vectors of rows: then the last one is computed again, and not stored.
-    stride = units * unit if first + rows <= tiles else 0
+    # The last task of a matrix may have fewer vectors of rows: then its last one is computed again, and not stored.
+    stride, last = units * unit, min(rows, tiles - first) - 1
     base = words + first * units * unit
     space, results = simd.scratch(8192), simd.scratch(1024)
     for group in range((tokens_all + tokens - 1) // tokens):
@@ -77,7 +77,7 @@ def task(
                 sums = tile.zeros(rows, tokens)
                 for u in range(b * block_units, min((b + 1) * block_units, units)):
                     sums = tile.accumulate(
-                        kind, rows, tokens, sums, base + u * unit, stride, source + u * values * tokens * 4, low, high
+                        kind, rows, tokens, sums, base + u * unit, stride, last, source + u * values * tokens * 4, low, high
                     )
                 total = tile.add_scaled(rows, tokens, total, sums, space + (b - start) * 64, BLOCKS * 64)
         tile.spill(total, results)
@@ -91,12 +91,12 @@ def task(
 
 
 def exact_product(
-    kind, rows, tokens, words, scales, scale_kind, scale_bytes, table, x, tokens_all, units, block_units, blocks,
+    kind, rows, tokens, words, scales, scale_kind, scale_bytes, low_table, high_table, x, tokens_all, units, block_units, blocks,
     tiles, n, outer, outer_step, bias, out, out_stride, out_kind, team,
 ):  # fmt: skip
     """y = x w^T for weights in lanes16@1. Addresses in bytes; x is float32 [ceil(M / tokens), K padded to units, tokens]."""
     arguments = (
-        kind, rows, tokens, words, scales, scale_kind, scale_bytes, table, x, tokens_all, units, block_units, blocks,
+        kind, rows, tokens, words, scales, scale_kind, scale_bytes, low_table, high_table, x, tokens_all, units, block_units, blocks,
         tiles, n, outer, outer_step, bias, out, out_stride, out_kind,
     )  # fmt: skip
     parallel(task, arguments, (tiles + rows - 1) // rows, team)

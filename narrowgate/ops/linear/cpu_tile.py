@@ -43,14 +43,14 @@ def zeros(typingctx, rows, tokens):
 
 
 @intrinsic(prefer_literal=True)
-def accumulate(typingctx, kind, rows, tokens, sums, words, stride, x, low, high):
+def accumulate(typingctx, kind, rows, tokens, sums, words, stride, last, x, low, high):
     """sums[r, t] = fma(w, x, sums[r, t]) for every value of one unit, in order of k.
 
-    words: address of the unit in the first vector of rows; stride: bytes from one vector of rows to the next; x: address of
-    float32 [values, tokens]; low, high: the decode table."""
+    words: address of the unit in the first vector of rows; stride: bytes from one vector of rows to the next, of
+    which there are last + 1 (beyond, the last is read again); x: address of float32 [values, tokens]; low, high: the decode table."""
     if not _literals(kind, rows, tokens):
         return None
-    sig = sums(kind, rows, tokens, sums, types.int64, types.int64, types.int64, F32, F32)
+    sig = sums(kind, rows, tokens, sums, types.int64, types.int64, types.int64, types.int64, F32, F32)
     kind_, rows_, tokens_ = (a.literal_value for a in (kind, rows, tokens))
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
@@ -62,12 +62,13 @@ def accumulate(typingctx, kind, rows, tokens, sums, words, stride, x, low, high)
 
 def _unit(
     b: ir.IRBuilder, kind: int, rows: int, tokens: int, sums: list[ir.Value], words: ir.Value, stride: ir.Value,
-    x: ir.Value, low: ir.Value, high: ir.Value,
+    last: ir.Value, x: ir.Value, low: ir.Value, high: ir.Value,
 ) -> list[ir.Value]:  # fmt: skip
     values, count = fields.unit(kind)
     read = []
     for r in range(rows):
-        base = b.add(words, b.mul(stride, ir.Constant(_LONG, r))) if r else words
+        row = ir.Constant(_LONG, r)
+        base = b.add(words, b.mul(stride, b.select(b.icmp_signed("<", row, last), row, last))) if r else words
         for i in range(count):
             simd.prefetch.emit(b, _at(b, base, AHEAD + 64 * i))
         read.append([simd.read(b, _at(b, base, 64 * i), VI, 4) for i in range(count)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from narrowgate.dispatch import Kernel, Operator, checks_values
 from narrowgate.errors import InputError
 from narrowgate.ops import checks
 from narrowgate.ops.linear.activations import INPUT_SCHEMES
-from narrowgate.packing import Operand, flatten, operand_shape
+from narrowgate.packing import Operand, flatten, operand_shape, unflatten
+from narrowgate.packing.operand import fits
 
 WORKSPACE = 256 << 20  # bytes of decoded weight that a kernel may hold at a time
 
@@ -28,8 +30,8 @@ def _check_operand(op: str, name: str, tensors: Flat, fmt: str) -> tuple[int, ..
     if fmt == "dense":
         checks.dtype(op, name, tensors[0])
         checks.rows(op, name, tensors[0])
-    for t in tensors:
-        checks.device(op, tensors[0], **{name: t})
+    elif not fits(tensors, fmt):
+        unflatten(tensors, fmt)  # says what does not fit
     return operand_shape(tensors, fmt)
 
 
@@ -83,6 +85,7 @@ _linear = Operator(
     "Tensor[] x, str x_format, Tensor[] w, str w_format, Tensor? bias=None, *, str? input_scheme=None, "
     "ScalarType? out_dtype=None, bool batch_invariant=False",
     "narrowgate.ops.linear.reference:linear", allocate=_allocate_linear, check=_check_linear, flatten=_flatten_linear,
+    remember=True,
 )  # fmt: skip
 
 
@@ -136,6 +139,7 @@ def _flatten_matmul(a: Operand, b: Operand, **kwargs: Any) -> tuple[tuple[Any, .
 _matmul = Operator(
     "matmul", "Tensor[] a, str a_format, Tensor[] b, str b_format, *, ScalarType? out_dtype=None, bool batch_invariant=False",
     "narrowgate.ops.linear.reference:matmul", allocate=_allocate_matmul, check=_check_matmul, flatten=_flatten_matmul,
+    remember=True,
 )  # fmt: skip
 
 
@@ -200,6 +204,7 @@ _grouped = Operator(
     "ScalarType? out_dtype=None, bool batch_invariant=False",
     "narrowgate.ops.linear.reference:grouped_linear",
     allocate=_allocate_grouped, check=_check_grouped, check_values=_check_grouped_values, flatten=_flatten_grouped,
+    remember=True,
 )  # fmt: skip
 
 
@@ -225,15 +230,17 @@ def grouped_linear(
     return _grouped(*args, **kwargs, impl=impl)
 
 
-# ---- the CPU's plain fast route
+# ---- the CPU's kernels
 
 
-def _describe(*args: Any, batch_invariant: bool = False, input_scheme: str | None = None, **kwargs: Any) -> dict[str, Any]:
-    return {
-        "accumulate": "float32", "reveals": "float32", "batch_invariant": batch_invariant, "workspace_bytes": WORKSPACE,
-        "contract": f"{input_scheme or 'exact'} activations, weights decoded to float32 in slices, float32 sums",
-    }  # fmt: skip
+def _describe(op: str) -> Callable[..., dict[str, Any]]:
+    def describe(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        from narrowgate.ops.linear import cpu
+
+        return cpu.describe(op, *args, **kwargs)
+
+    return describe
 
 
 for _operator in (_linear, _matmul, _grouped):
-    _operator.add(Kernel("cpu", f"narrowgate.ops.linear.cpu:{_operator.name}", describe=_describe))
+    _operator.add(Kernel("cpu", f"narrowgate.ops.linear.cpu:{_operator.name}", describe=_describe(_operator.name)))

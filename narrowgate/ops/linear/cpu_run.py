@@ -1,0 +1,137 @@
+"""From tensors to kernel calls: stage the activations, choose the tile, hand addresses over. Everything has been checked.
+
+A weight in `lanes16@1` is read in place; any other is turned into lanes a slice of rows at a time, in a workspace, and meets
+the same kernel: the same bits, more work. `Bound` is the runner's way in: a weight bound once, called with rows."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from numba import types
+from torch import Tensor
+
+from narrowgate.ops.linear import cpu_exact, cpu_ordered
+from narrowgate.ops.linear.reading import Weight, tables
+from narrowgate.packing import fields_cpu, lanes_cpu
+from narrowgate.simd.cpu_compile import compiled
+from narrowgate.simd.cpu_threads import threads
+
+SLICE = 8 << 20  # bytes of a canonical weight turned into lanes at a time
+OUT_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_WORD = types.int64
+
+
+@lru_cache(maxsize=64)
+def product(kind: int, rows: int, tokens: int) -> Any:
+    """The compiled exact product for a kind of field and a tile."""
+    literals = tuple(types.literal(n) for n in (kind, rows, tokens))
+    what = f"{fields_cpu.NAMES[kind]}, {16 * rows} rows x {tokens}"
+    return compiled(cpu_exact.exact_product, literals + (_WORD,) * 20, what)
+
+
+def tile(rows: int) -> tuple[int, int]:
+    """(vectors of output rows, tokens) of the kernel for a number of activation rows; the sums are the same for all."""
+    return (4, 1) if rows == 1 else (2, 4) if rows <= 4 else (1, 8)
+
+
+def stage(x: Tensor, width: int, tokens: int) -> Tensor:
+    """x [M, K] as float32 [ceil(M / tokens), width, tokens], the missing values zero."""
+    m, k = x.shape
+    if tokens == 1:
+        x = x.float()
+        return x.contiguous() if k == width else torch.nn.functional.pad(x, (0, width - k))
+    groups = -(-m // tokens)
+    if m == groups * tokens and k == width:
+        return (
+            x.float().view(groups, tokens, k).transpose(1, 2).contiguous() if x.is_contiguous() else _padded(x, width, tokens)
+        )
+    return _padded(x, width, tokens)
+
+
+def _padded(x: Tensor, width: int, tokens: int) -> Tensor:
+    m, k = x.shape
+    groups = -(-m // tokens)
+    staged = torch.zeros(groups, width, tokens)
+    whole = m // tokens
+    if whole:
+        staged[:whole, :k] = x[: whole * tokens].unflatten(0, (whole, tokens)).transpose(1, 2)
+    if whole < groups:
+        staged[whole, :k, : m - whole * tokens] = x[whole * tokens :].T
+    return staged
+
+
+def into_lanes(w: Weight, tensors: list[Tensor], matrix: int, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
+    """Codes and scales of rows [start, stop) of one matrix of a weight in canonical storage, in lanes."""
+    word, rows, count = _WORD, stop - start, w.units * w.words
+    data = tensors[0]
+    first = (matrix * w.n + start) * w.k * w.bits
+    lanes = torch.empty((-(-rows // 16), count, 16), dtype=torch.int32)
+    run = compiled(lanes_cpu.to_lanes, (word,) * 8, "")
+    size = data.numel() * data.element_size()
+    run(data.data_ptr(), size, first, w.k * w.bits, rows, count, lanes.data_ptr(), threads())
+    if w.scale_index is None:
+        return lanes, None
+    scales = tensors[w.scale_index]
+    units = torch.empty((-(-rows // 16), w.blocks, 16), dtype=scales.dtype)
+    run = compiled(lanes_cpu.units_to_lanes, (word,) * 6, "")
+    source = scales.data_ptr() + (matrix * w.n + start) * w.blocks * w.scale_bytes
+    run(source, w.blocks, w.scale_bytes, rows, units.data_ptr(), threads())
+    return lanes, units
+
+
+def exact(w: Weight, tensors: list[Tensor], x: Tensor, bias: Tensor | None, out: Tensor, matrix: int = 0) -> None:
+    """out [M, N] = x [M, K] w[matrix]^T + bias; out has contiguous rows and one of the three float dtypes."""
+    m = x.shape[0]
+    rows, tokens = tile(m)
+    staged = stage(x, w.units * w.values, tokens)
+    bias = None if bias is None else _whole_tiles(bias.float(), w)
+    outer = None if w.outer_index is None else tensors[w.outer_index].view(torch.float32).reshape(-1)
+    if outer is not None and w.outer_rows:
+        outer = _whole_tiles(outer[matrix * w.n : (matrix + 1) * w.n], w)
+    if w.prepared:
+        tiles, codes = w.tiles, tensors[0]
+        scales = None if w.scale_index is None else tensors[w.scale_index]
+        part = codes.data_ptr() + matrix * tiles * w.units * w.words * 64
+        scale_part = 0 if scales is None else scales.data_ptr() + matrix * tiles * w.blocks * 16 * w.scale_bytes
+        _call(w, tensors, part, scale_part, 0, w.n, staged, m, (rows, tokens), bias, outer, out)
+        return
+    step = max(SLICE // max(w.units * w.words * 4, 1) // 64, 1) * 64
+    for start in range(0, w.n, step):
+        stop = min(start + step, w.n)
+        lanes, units = into_lanes(w, tensors, matrix, start, stop)
+        place = 0 if units is None else units.data_ptr()
+        _call(w, tensors, lanes.data_ptr(), place, start, stop, staged, m, (rows, tokens), bias, outer, out)
+
+
+def _whole_tiles(values: Tensor, w: Weight) -> Tensor:
+    """float32 [N] with room for a whole last vector."""
+    return values.contiguous() if w.n % 16 == 0 else torch.nn.functional.pad(values, (0, -w.n % 16))
+
+
+def _call(
+    w: Weight, tensors: list[Tensor], codes: int, scales: int, start: int, stop: int, staged: Tensor, m: int,
+    shape: tuple[int, int], bias: Tensor | None, outer: Tensor | None, out: Tensor,
+) -> None:  # fmt: skip
+    table, n = tables(w, tensors), stop - start
+    low = table.data_ptr()
+    product(w.kind, *shape)(
+        w.kind, *shape, codes, scales, w.scale_kind, w.scale_bytes, low, low + 64 * (w.bits == 6), staged.data_ptr(), m,
+        w.units, w.block // w.values if w.blocks > 1 else w.units, w.blocks, -(-n // 16), n,
+        0 if outer is None else outer.data_ptr() + 4 * start * w.outer_rows, int(w.outer_rows),
+        0 if bias is None else bias.data_ptr() + 4 * start, out.data_ptr() + start * out.element_size(),
+        out.stride(0) * out.element_size(), OUT_KINDS[out.dtype], threads(),
+    )  # fmt: skip
+
+
+def add_in_order(a: Tensor, b: Tensor, total: Tensor) -> None:
+    """total [M, N] += a [M, K] b [K, N], float32, rounding each product and each sum, k ascending."""
+    if 0 in (*a.shape, *total.shape):
+        return
+    a, b = a if a.stride(1) == 1 else a.contiguous(), b.contiguous()
+    run = compiled(cpu_ordered.ordered_product, (_WORD,) * 10, "")
+    run(
+        a.data_ptr(), 4 * a.stride(0), a.shape[0], a.shape[1], b.data_ptr(), 4 * b.stride(0), b.shape[1],
+        total.data_ptr(), 4 * total.stride(0), threads(),
+    )  # fmt: skip

@@ -18,8 +18,9 @@ from torch import Tensor
 from narrowgate.errors import UnsupportedError
 from narrowgate.ops.linear.activations import as_rows, read_input, row_scaled
 from narrowgate.ops.linear.op import WORKSPACE
-from narrowgate.ops.linear.reading import Weight, reading
-from narrowgate.packing import Operand, PackedTensor, decode_rows, unflatten
+from narrowgate.ops.linear.prepare import prepare
+from narrowgate.ops.linear.reading import Weight, read_weight, reading
+from narrowgate.packing import Operand, PackedTensor, decode_rows, flatten, unflatten
 
 LOG = logging.getLogger("narrowgate")
 
@@ -79,6 +80,16 @@ def _product(x: Tensor, w: Operand, batch_invariant: bool) -> Tensor:
 # ---- operators
 
 
+def _in_place(weight: Weight, w: list[Tensor], w_format: str) -> tuple[Weight, list[Tensor]]:
+    """The weight as it is where the kernels read its layout or turn it into lanes themselves; any other is prepared now."""
+    if weight.prepared or weight.plain:
+        return weight, w
+    packed = unflatten(w, w_format)
+    assert isinstance(packed, PackedTensor)
+    tensors, described = flatten(prepare(packed))
+    return read_weight(described), tensors
+
+
 def _exact(weight: Weight, w: list[Tensor], x: Tensor, bias: Tensor | None, out: Tensor, matrix: int = 0) -> None:
     """out [M, N] = x w[matrix]^T + bias by the kernel; an out of other strides gets a copy."""
     if x.shape[0] == 0 or weight.n == 0:
@@ -97,6 +108,7 @@ def linear(
     weight, _ = route(w, w_format)
     rows = _read(x, x_format, input_scheme)
     if weight is not None:
+        weight, w = _in_place(weight, w, w_format)
         if out.is_contiguous():
             _exact(weight, w, rows, bias, out if out.dim() == 2 else as_rows(out))
         else:
@@ -142,6 +154,8 @@ def grouped_linear(
     weight, _ = route(w, w_format)
     rows = _read(x, x_format, input_scheme)
     packed = None if weight is not None else unflatten(w, w_format)
+    if weight is not None:
+        weight, w = _in_place(weight, w, w_format)
     start = 0
     for e, size in enumerate(group_sizes.tolist()):
         stop = start + size

@@ -27,7 +27,7 @@ _KINDS = {
 }  # fmt: skip
 _SCALES = {"bfloat16": (1, 2), "float16": (2, 2), "float32": (3, 4), "float8_e8m0fnu": (4, 1), "float8_e4m3fn": (5, 1)}
 CODES, UNITS = "lanes16@1", "lanes16_units@1"
-FLAT = ("words@1", "fp6_bytes@1", "rows@1", "bytes@1")  # layouts whose rows are one run of bits
+FLAT = ("words@1", "fp6_bytes@1", "rows@1", "bytes@1")  # rows@1 of 2 to 6 bits is one code a byte, and not flat
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,12 @@ class Weight:
     def prepared(self) -> bool:
         return self.layout == CODES and self.scale_layout in (UNITS, "")
 
+    @property
+    def plain(self) -> bool:
+        """Whether rows of codes and scales are runs of bits that the kernels can turn into lanes themselves."""
+        runs = self.layout in FLAT and (self.layout in ("words@1", "fp6_bytes@1") or self.bits >= 8)
+        return runs and self.scale_layout in ("rows@1", "")
+
 
 @lru_cache(maxsize=4096)
 def read_weight(described: str) -> Weight:
@@ -92,8 +98,6 @@ def read_weight(described: str) -> Weight:
         blocks, scale = -(-k // block), _SCALES[fields["element"]]
         if block < k and block % values:
             raise UnsupportedError(f"scale blocks of {block} values, no multiple of {values}")
-    if record["layout"] not in (CODES, *FLAT) or (record["layout"] == "bytes@1" and kind.bits < 8):
-        raise UnsupportedError(f"the layout {record['layout']} of {kind.bits}-bit codes")
     table = 1 + len(record["scales"]) + (zero is not None) if record["codebook"] else None
     return Weight(
         kind.name, record["layout"], shape[-2], k, prod(shape[:-2]), number, kind.bits, values, words, block, blocks,
@@ -139,8 +143,8 @@ def _levels(scales: tuple[dict[str, Any], ...], shape: tuple[int, ...]) -> tuple
             continue
         if level or grid[:-1] != shape[:-1]:
             raise UnsupportedError(f"scales in blocks of {list(block)}")
-        if name not in _SCALES or layout not in ("rows@1", UNITS):
-            raise UnsupportedError(f"{name} scales in {layout}")
+        if name not in _SCALES:
+            raise UnsupportedError(f"{name} scales")
         inner = level
     return inner, outer
 

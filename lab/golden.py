@@ -1,19 +1,22 @@
 """Makes narrowgate/conformance/golden.json: stored bytes of each format beside their values, by outside decoders alone.
 
-Bytes are written by hand or come from a public text; values come from ml_dtypes, numpy and the gguf package. It imports
-nothing of narrowgate, so what it says about a format is no echo of ours. Run: python lab/golden.py"""
+Bytes are written by hand or come from a public text; values come from ml_dtypes, numpy and the gguf package. What quantizers must
+store comes from the gguf package and from the tests' own oracle (tests/quantize/scheme_oracle.py: exact fractions and ml_dtypes).
+It imports nothing of the package narrowgate, so what it says about a format is no echo of ours. Run: python lab/golden.py"""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 from gguf import GGMLQuantizationType as G
-from gguf.quants import dequantize
+from gguf.quants import dequantize, quantize
 
-OUT = Path(__file__).parents[1] / "narrowgate" / "conformance" / "golden.json"
+ROOT = Path(__file__).parents[1]
+OUT = ROOT / "narrowgate" / "conformance" / "golden.json"
 
 
 def number(x: float) -> float | str:
@@ -159,10 +162,75 @@ def ggml() -> list[dict]:
     return found
 
 
+def hard_rows() -> np.ndarray:
+    """Normal rows, one heavy-tailed, one tiny, one huge, one with a zero block, one of exact ties, one of one value, signed zeros."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((9, 96)).astype(np.float32)
+    x[1] = rng.standard_t(2, 96)
+    x[2] *= np.float32(1e-38)
+    x[3] *= np.float32(1e4)
+    x[4, :32] = 0
+    x[5] = np.resize([0.25, -0.75, 1.25, 1.75, -2.5, 3.5, 5.0, 6.0], 96)
+    x[6] = 3.0
+    x[7] = np.resize([7.5, -7.5, 0.0, -0.0], 96)
+    return x
+
+
+def tensor(name: str, values: np.ndarray) -> dict:
+    """Stored numbers of one tensor: signed, as torch holds them."""
+    values = np.ascontiguousarray(values)
+    return {"name": name, "dtype": str(values.dtype), "shape": list(values.shape), "data": values.tobytes().hex()}
+
+
+def stored_by(x: np.ndarray, scheme: str, rule: str | None = None) -> dict:
+    """What quantizing x must store, codes one a byte."""
+    sys.path.insert(0, str(ROOT / "tests" / "quantize"))
+    import scheme_oracle as oracle
+
+    codes, scales = oracle.reference(x, scheme, rule)
+    kinds = {
+        "int4": np.int16,
+        "int8_g32": np.int16,
+        "int2": np.int16,
+        "iq4": np.int16,
+        "nf4": np.int32,
+        "int8_channel": np.int32,
+    }
+    kind = next((k for start, k in kinds.items() if scheme.startswith(start)), np.uint8)
+    tensors = [tensor("codes", codes.astype(np.uint8)), tensor("scales", scales.astype(np.int64).astype(kind))]
+    if scheme == "nvfp4":
+        tensors.append(tensor("outer", (np.abs(x).max() / np.float32(2688)).reshape(1, 1).view(np.int32)))
+    table = {"nf4_g64": oracle.NF4, "iq4_nl": oracle.IQ4}.get(scheme)
+    if table is not None:
+        tensors.append(tensor("codebook", table.view(np.int32)))
+    return {"scheme": scheme, "rule": rule, "source": "tests/quantize/scheme_oracle.py", "tensors": tensors}
+
+
+def stored_by_gguf(x: np.ndarray, scheme: str, kind: G) -> dict:
+    blocks = quantize(x, kind).reshape(9, 3, -1)
+    scales, codes = blocks[..., :2].copy().view(np.int16)[..., 0], blocks[..., 2:]
+    if scheme == "q4_0":
+        codes = np.concatenate([codes & 15, codes >> 4], -1)
+    tensors = [tensor("codes", codes.reshape(9, 96)), tensor("scales", scales)]
+    if scheme == "q4_0":
+        tensors.append(tensor("zero_points", np.full((1, 1), 8, np.uint8)))
+    return {"scheme": scheme, "rule": None, "source": "the gguf package", "tensors": tensors}
+
+
+def encoded(x: np.ndarray) -> list[dict]:
+    mx = ("mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2")
+    plain = (*mx, "nvfp4", "int4_g32", "int4_g64", "int4_g128", "int8_g32", "int2_g32", "int8_channel", "nf4_g64", "iq4_nl")
+    found = [stored_by(x, scheme) for scheme in plain]
+    found += [stored_by(x, scheme, rule) for scheme in mx for rule in ("floor", "even", "mse")]
+    return [*found, stored_by_gguf(x, "q8_0", G.Q8_0), stored_by_gguf(x, "q4_0", G.Q4_0)]
+
+
 def main() -> None:
-    entries = [*words(), *microscaling(), *ggml()]
-    text = ",\n".join(" " + json.dumps(e) for e in entries)
-    OUT.write_text(f"[\n{text}\n]\n", encoding="utf-8")
+    x = hard_rows()
+    parts = {"decode": [*words(), *microscaling(), *ggml()], "encode": encoded(x)}
+    lines = [f' "{part}": [\n' + ",\n".join("  " + json.dumps(e) for e in entries) + "\n ]" for part, entries in parts.items()]
+    lines.insert(1, f' "x": {json.dumps(tensor("x", x))}')
+    OUT.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

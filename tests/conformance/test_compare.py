@@ -119,3 +119,14 @@ def test_all_of_counts_an_error_that_is_no_number_and_refuses_to_compare_nothing
     assert not all_of(close(abs=1), broken)(X, X).ok
     with pytest.raises(ValueError, match="nothing would be compared"):
         all_of()
+
+
+@pytest.mark.spec("C19")
+def test_what_the_relative_l1_error_is():
+    """Distances over sizes, both summed over the whole, the oracle's size alone, and never over less than 1e-30."""
+    want, got = torch.tensor([3.0, -4.0, 0.0]), torch.tensor([3.5, -3.0, 0.25])
+    assert rel_l1(1)(want, got).error == 1.75 / 7
+    assert rel_l1(1)(got, want).error == 1.75 / 6.75
+    assert rel_l1(1)(torch.zeros(3), torch.full((3,), 1e-31)).error == pytest.approx(0.3, rel=1e-6)
+    assert not rel_l1(1)(torch.zeros(3), torch.full((3,), 1e-30)).ok
+    assert rel_l1(0)(torch.zeros(3), torch.zeros(3)).ok

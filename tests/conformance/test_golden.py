@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+import narrowgate.ops as ops
 from narrowgate.conformance import golden
 from narrowgate.conformance.run import run
-from narrowgate.formats import element
+from narrowgate.formats import element, schemes
 from narrowgate.ops import dequantize
 from narrowgate.packing import pack
 from narrowgate.packing.ggml import to_ggml_blocks
@@ -14,9 +15,9 @@ RECORDS = golden.records()
 
 
 @pytest.mark.parametrize("case", golden.cases(), ids=lambda case: case.name)
-def test_decodes(case):
+def test_holds(case):
     assert case.rivals
-    result = run(case, dequantize, impl="reference")
+    result = run(case, getattr(ops, case.op), impl="reference")
     assert result, result.detail
 
 
@@ -35,6 +36,11 @@ def test_every_kind_of_element_is_there():
     assert {element(name).kind for name in found} == {"int", "uint", "index", "float", "exponent"} or len(found) >= 9
     assert {record["layout"] for record in RECORDS} == {"words@1", "fp6_bytes@1", "bytes@1"}
     assert all(record["source"] for record in RECORDS)
+
+
+def test_every_scheme_is_encoded():
+    encoded = {case.draw()["scheme"] for case in golden.cases() if case.op == "quantize"}
+    assert set(schemes()) - encoded == {"bf16"}  # whose bytes are torch's own
 
 
 def test_a_flipped_bit_is_seen():

@@ -28,6 +28,7 @@ def arguments(op):
     return operator, args, kwargs
 
 
+@pytest.mark.spec("F45")
 @pytest.mark.parametrize("op", sorted(OPERATORS))
 def test_opcheck(op):
     operator, args, kwargs = arguments(op)
@@ -37,6 +38,7 @@ def test_opcheck(op):
         torch.library.opcheck(operator._out, args, {**kwargs, "out": out})
 
 
+@pytest.mark.spec("F45")
 def test_step_traces_whole_for_any_batch():
     """The norms, the convolution's step and the rule's step under torch.compile(fullgraph=True), sizes left open."""
 

@@ -57,7 +57,7 @@ def mine(tmp_path, monkeypatch):
 
 
 def test_all_held():
-    result = ask("--op", "l2_norm", "--op", "*linear")
+    result = ask("--op", "l2_norm", "--op", "grouped_lin*")
     assert result.exit_code == 0, result.output
     assert "l2_norm" in result.output
     assert "failed" not in result.output

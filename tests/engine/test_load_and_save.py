@@ -114,6 +114,7 @@ def schemes_of(model):
     return {t.name: t.scheme for t in model.report()}
 
 
+@pytest.mark.spec("B39")
 def test_the_first_override_that_matches_wins(folders):
     rules = ("*.1.mlp.down_proj=int8_g32", "model.layers.2.self_attn.q_proj.weight=nf4_g64", "*.down_proj=bf16", "*mlp*=mxfp8_e5m2",
              "lm_head=mxfp8_e4m3", "layers.0.linear_attn.*=q8_0")  # fmt: skip
@@ -145,6 +146,7 @@ def test_overrides_without_a_default_and_in_a_stream(folders, tmp_path):
     same_model(model, ng.load(folders["qwen3_next"], "mxfp4", overrides=["*.experts.*=bf16", "lm_head=nvfp4"]))
 
 
+@pytest.mark.spec("B39")
 @pytest.mark.parametrize(
     ("rules", "text"),
     [

@@ -94,6 +94,7 @@ def test_rotation_equals_transformers():
     assert batch.starts == (0, 3)
 
 
+@pytest.mark.spec("G61")
 def test_equal_probabilities_go_to_the_lower_index():
     logits = torch.tensor([[1.0, 2.0, 2.0, 0.0, 2.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
     weights, experts = route(logits, 2, True)

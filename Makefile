@@ -8,6 +8,9 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 
+# Idle threads sleep instead of spinning: on a machine that does other work too this is many times faster (docs/cli.md).
+export OMP_WAIT_POLICY ?= PASSIVE
+
 .PHONY: demo test test-gpu lint clean
 
 demo: $(VENV)/ready-demo

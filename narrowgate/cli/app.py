@@ -109,4 +109,5 @@ def _prepare_streams() -> None:
 
 
 def _terminate(number: int, frame: Any) -> None:
+    _say("terminated", 0)
     raise SystemExit(128 + number)

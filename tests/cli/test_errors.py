@@ -1,6 +1,7 @@
 """Every error that a user can make: one line on stderr, exit code 2, no traceback, nothing on stdout and nothing on disk."""
 
 import json
+import signal
 
 import pytest
 import torch
@@ -197,3 +198,19 @@ def test_a_fault_of_ours_shows_where(tiny, run, monkeypatch):
     assert code == 1
     assert "Traceback" in err
     assert err.splitlines()[-1].startswith("narrowgate: a fault")
+
+
+def test_sigterm_while_writing_leaves_nothing(tiny, tmp_path, capsys, monkeypatch):
+    import narrowgate.engine.quantize as module
+    from narrowgate.cli import main
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(module, "pack_dense", lambda *args: signal.raise_signal(signal.SIGTERM))
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(["quantize", str(tiny), str(tmp_path / "out"), "--scheme", "mxfp4"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 143
+    assert capsys.readouterr().err == "narrowgate: terminated\n"
+    assert not list(tmp_path.iterdir())

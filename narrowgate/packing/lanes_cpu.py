@@ -7,39 +7,9 @@ words; bits past the row's end are zero, as `lanes16@1` stores them. `units_to_l
 from __future__ import annotations
 
 import numba
-from llvmlite import ir
-from numba import types
 
 from narrowgate.simd import cpu as simd
-from narrowgate.simd.cpu import vector_op
 from narrowgate.simd.cpu_threads import parallel
-
-_LONG, _WORD = ir.IntType(64), ir.IntType(32)
-
-
-@vector_op(types.int64, types.int64)
-def _read_8(b, address):
-    return simd.read(b, address, _LONG)
-
-
-@vector_op(types.int64, types.int64)
-def _read_1(b, address):
-    return b.zext(simd.read(b, address, ir.IntType(8)), _LONG)
-
-
-@vector_op(types.none, types.int64, types.int64)
-def _write_4(b, address, value):
-    b.store(b.trunc(value, _WORD), simd.pointer(b, address, _WORD), align=4)
-
-
-@vector_op(types.none, types.int64, types.int64)
-def _write_1(b, address, value):
-    b.store(b.trunc(value, ir.IntType(8)), simd.pointer(b, address, ir.IntType(8)), align=1)
-
-
-@vector_op(types.int64, types.int64, types.int64)
-def _shift_down(b, value, count):
-    return b.lshr(value, count)
 
 
 @numba.njit
@@ -47,10 +17,10 @@ def _word(source, size, bit):
     """32 bits from bit `bit` of a buffer of `size` bytes on; zeros past its end."""
     byte, shift = bit >> 3, bit & 7
     if byte + 8 <= size:
-        return _shift_down(_read_8(source + byte), shift) & 0xFFFFFFFF
+        return simd.shift_down(simd.read_u64(source + byte), shift) & 0xFFFFFFFF
     value = 0
     for i in range(max(0, min(5, size - byte))):
-        value |= _read_1(source + byte + i) << (8 * i)
+        value |= simd.read_u8(source + byte + i) << (8 * i)
     return (value >> shift) & 0xFFFFFFFF
 
 
@@ -65,7 +35,7 @@ def _tile(tile, source, size, first_bit, row_bits, rows, words, into):
                 value = _word(source, size, first_bit + row * row_bits + i * 32)
                 if left < 32:
                     value &= (1 << left) - 1
-            _write_4(into + ((tile * words + i) * 16 + lane) * 4, value)
+            simd.write_i32(into + ((tile * words + i) * 16 + lane) * 4, value)
 
 
 def to_lanes(source, size, first_bit, row_bits, rows, words, into, team):
@@ -81,8 +51,8 @@ def _units(tile, source, blocks, width, rows, into):
             for byte in range(width):
                 value = 0
                 if row < rows:
-                    value = _read_1(source + (row * blocks + i) * width + byte)
-                _write_1(into + ((tile * blocks + i) * 16 + lane) * width + byte, value)
+                    value = simd.read_u8(source + (row * blocks + i) * width + byte)
+                simd.write_u8(into + ((tile * blocks + i) * 16 + lane) * width + byte, value)
 
 
 def units_to_lanes(source, blocks, width, rows, into, team):

@@ -161,6 +161,12 @@ def store_f32(b, address, x):
 
 
 @vector_op(types.none, types.int64, I32)
+def store_i8(b, address, x):
+    """The low byte of each lane, side by side."""
+    b.store(b.trunc(x, VB), pointer(b, address, VB), align=1)
+
+
+@vector_op(types.none, types.int64, I32)
 def store_i32(b, address, x):
     b.store(x, pointer(b, address, VI), align=1)
 
@@ -231,6 +237,52 @@ def prefetch(b, address):
     """Ask for the cache line at an address; any address is allowed."""
     hints = [ir.Constant(_INT, n) for n in (0, 3, 1)]
     call(b, "llvm.prefetch.p0", ir.VoidType(), pointer(b, address, _BYTE), *hints)
+
+
+# ---- single numbers, for the edges of a kernel
+
+
+@vector_op(types.int64, types.int64)
+def read_u64(b, address):
+    return read(b, address, _LONG)
+
+
+@vector_op(types.int64, types.int64)
+def read_u8(b, address):
+    return b.zext(read(b, address, _BYTE), _LONG)
+
+
+@vector_op(types.int64, types.int64)
+def read_i8(b, address):
+    return b.sext(read(b, address, _BYTE), _LONG)
+
+
+@vector_op(types.float32, types.int64)
+def read_f32(b, address):
+    return read(b, address, _FLOAT)
+
+
+@vector_op(types.none, types.int64, types.int64)
+def write_i32(b, address, value):
+    """The low 32 bits."""
+    b.store(b.trunc(value, _INT), pointer(b, address, _INT), align=1)
+
+
+@vector_op(types.none, types.int64, types.int64)
+def write_u8(b, address, value):
+    """The low 8 bits."""
+    b.store(b.trunc(value, _BYTE), pointer(b, address, _BYTE), align=1)
+
+
+@vector_op(types.none, types.int64, types.float32)
+def write_f32(b, address, value):
+    b.store(value, pointer(b, address, _FLOAT), align=1)
+
+
+@vector_op(types.int64, types.int64, types.int64)
+def shift_down(b, value, count):
+    """A 64-bit word shifted right, zeros coming in."""
+    return b.lshr(value, count)
 
 
 # ---- arithmetic

@@ -153,6 +153,52 @@ def test_matmul_equals_dequantize_then_multiply_bit_for_bit(shape):
         assert not torch.equal(fused.flip(1).sum(1), want)
 
 
+INTEGERS = ["mxfp4", "nvfp4", "int4_g32", "int4_g128", "int8_g32", "int2_g32", "int8_channel", "q8_0", "q4_0", "iq4_nl"]
+
+
+@pytest.mark.parametrize("scheme", INTEGERS)
+def test_integer_activations_equal_the_reference_bit_for_bit(scheme):
+    for n, k in ((53, 203), (130, 352)):
+        k = tail(scheme, k)
+        w = weight(scheme, n, k)
+        bias, x = torch.randn(n), torch.randn(40, k + 3)[:, 1 : k + 1] * torch.rand(40, 1)
+        x[0, 3:67] = 0  # a block of zeros
+        want = ng.linear(x, w, bias, input_scheme="int8_g32", impl="reference")
+        for m in M:
+            for use in (w, ng.prepare(w)):
+                assert torch.equal(ng.linear(x[:m], use, bias, input_scheme="int8_g32", impl="cpu"), want[:m])
+        values = ng.quantize(x, "int8_g32").dequantize().double() @ w.dequantize().double().T + bias
+        assert ((want - values).norm() / values.norm()) < 1e-5
+        assert scheme == "mxfp4" or not torch.equal(want, values.float())  # roundings show, but where scales are powers of two
+        assert "byte dot products" in ng.plan("linear", x, w, input_scheme="int8_g32").contract
+
+
+def test_integer_activations_by_expert_and_what_is_not_finite():
+    w = ng.quantize(torch.randn(3, 21, 96), "q4_0")
+    x, sizes = torch.randn(7, 96), torch.tensor([2, 0, 4])
+    want = ng.grouped_linear(x, w, sizes, input_scheme="int8_g32", impl="reference")
+    for use in (w, ng.prepare(w)):
+        assert torch.equal(ng.grouped_linear(x, use, sizes, input_scheme="int8_g32", impl="cpu"), want)
+    x[1, 40], one = float("inf"), w.select(0)
+    assert torch.equal(
+        ng.linear(x, one, input_scheme="int8_g32", impl="cpu"), ng.linear(x, one, input_scheme="int8_g32", impl="reference")
+    )
+    x[1, 40] = float("nan")
+    with pytest.raises(ng.InputError, match="integer codes have no NaN"):
+        ng.linear(x, one, input_scheme="int8_g32", impl="cpu")
+
+
+def test_what_has_no_integer_product_says_so_and_is_exact():
+    for scheme, reason in (
+        ("nf4_g64", "a codebook that is not one of integers"),
+        ("mxfp8_e4m3", "no element of small integers"),
+    ):
+        w, x = weight(scheme, 20, 64), torch.randn(3, 64)
+        assert reason in ng.plan("linear", x, w, input_scheme="int8_g32").contract
+        values = ng.quantize(x, "int8_g32").dequantize()
+        assert torch.equal(ng.linear(x, w, input_scheme="int8_g32", impl="cpu"), ng.linear(values, w, impl="cpu"))
+
+
 def test_avx2_alone(tmp_path):
     """The same bits on an older processor: sums have one order, and a fused multiply-add is one."""
     code = f"""
@@ -163,6 +209,8 @@ from narrowgate.simd.cpu_features import FEATURES
 assert FEATURES.level == "avx2"
 for s in ("mxfp4", "mxfp6_e2m3", "mxfp8_e4m3", "int8_g32", "bf16"):
     t.test_one_hot_reveals_each_weight(s)
+for s in ("mxfp4", "int8_g32"):
+    t.test_integer_activations_equal_the_reference_bit_for_bit(s)
 y = [t.ng.linear(torch.ones(m, 64) / 3, t.ng.prepare(t.weight("mxfp4", 18, 64))) for m in (1, 2, 8)]
 torch.save(y, {str(tmp_path / "y.pt")!r})
 """

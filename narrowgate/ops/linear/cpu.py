@@ -17,6 +17,7 @@ from torch import Tensor
 
 from narrowgate.errors import UnsupportedError
 from narrowgate.ops.linear.activations import as_rows, read_input, row_scaled
+from narrowgate.ops.linear.integer import integer_weight
 from narrowgate.ops.linear.op import WORKSPACE
 from narrowgate.ops.linear.prepare import prepare
 from narrowgate.ops.linear.reading import Weight, read_weight, reading
@@ -90,14 +91,21 @@ def _in_place(weight: Weight, w: list[Tensor], w_format: str) -> tuple[Weight, l
     return read_weight(described), tensors
 
 
-def _exact(weight: Weight, w: list[Tensor], x: Tensor, bias: Tensor | None, out: Tensor, matrix: int = 0) -> None:
-    """out [M, N] = x w[matrix]^T + bias by the kernel; an out of other strides gets a copy."""
+def _run(
+    weight: Weight, w: list[Tensor], x: Tensor, bias: Tensor | None, out: Tensor, matrix: int = 0, integer: bool = False
+) -> None:
+    """out [M, N] = x w[matrix]^T + bias by a kernel; `integer`: x in int8 first, by the contract of integer.py."""
     if x.shape[0] == 0 or weight.n == 0:
         return
     if weight.k == 0:
         out.zero_() if bias is None else out.copy_(bias.float().expand_as(out))
         return
-    kernels()[0].exact(weight, w, x, bias, out, matrix)
+    if integer:
+        from narrowgate.ops.linear import cpu_run_integer
+
+        cpu_run_integer.integer(weight, w, x, bias, out, matrix)
+    else:
+        kernels()[0].exact(weight, w, x, bias, out, matrix)
 
 
 @row_scaled
@@ -106,14 +114,15 @@ def linear(
     input_scheme: str | None = None, out_dtype: torch.dtype | None = None, batch_invariant: bool = False, out: Tensor,
 ) -> None:  # fmt: skip
     weight, _ = route(w, w_format)
-    rows = _read(x, x_format, input_scheme)
+    integer = weight is not None and integer_weight(w, w_format, input_scheme)[0] is not None
+    rows = _read(x, x_format, None if integer else input_scheme)
     if weight is not None:
         weight, w = _in_place(weight, w, w_format)
         if out.is_contiguous():
-            _exact(weight, w, rows, bias, out if out.dim() == 2 else as_rows(out))
+            _run(weight, w, rows, bias, out if out.dim() == 2 else as_rows(out), integer=integer)
         else:
             dense = torch.empty_like(out, memory_format=torch.contiguous_format)
-            _exact(weight, w, rows, bias, as_rows(dense))
+            _run(weight, w, rows, bias, as_rows(dense), integer=integer)
             out.copy_(dense)
         return
     y = _product(rows.float(), unflatten(w, w_format), batch_invariant)
@@ -152,7 +161,8 @@ def grouped_linear(
     input_scheme: str | None = None, out_dtype: torch.dtype | None = None, batch_invariant: bool = False, out: Tensor,
 ) -> None:  # fmt: skip
     weight, _ = route(w, w_format)
-    rows = _read(x, x_format, input_scheme)
+    integer = weight is not None and integer_weight(w, w_format, input_scheme)[0] is not None
+    rows = _read(x, x_format, None if integer else input_scheme)
     packed = None if weight is not None else unflatten(w, w_format)
     if weight is not None:
         weight, w = _in_place(weight, w, w_format)
@@ -161,7 +171,7 @@ def grouped_linear(
         stop = start + size
         if size and packed is None:
             assert weight is not None
-            _exact(weight, w, rows[start:stop], None, out[start:stop], e)
+            _run(weight, w, rows[start:stop], None, out[start:stop], e, integer)
         elif size:
             expert = packed.select(e) if isinstance(packed, PackedTensor) else packed[e]  # type: ignore[index]
             out[start:stop] = _product(rows[start:stop].float(), expert, batch_invariant)
@@ -190,8 +200,14 @@ def describe(
     kept = (
         "read in place" if weight.prepared else f"{weight.layout} turned into lanes a slice at a time (ng.prepare does it once)"
     )
-    return {
-        "layout": weight.layout, "reveals": "float32", "batch_invariant": True,
-        "workspace_bytes": 0 if weight.prepared else 2 * (8 << 20),
-        "contract": f"{shown}, {kept}; sums of a scale block in order of k by fma, then fma with the scale, block by block",
+    shared = {
+        "layout": weight.layout, "batch_invariant": True, "workspace_bytes": 0 if weight.prepared else 2 * (8 << 20),
     }  # fmt: skip
+    integer, reason = integer_weight(w, w_format, input_scheme)
+    if integer is not None:
+        contract = "int8 activations, byte dot products: exact integers in a run, then products of scales run by run"
+        return {**shared, "accumulate": "int32 in a run, then float32", "contract": f"{contract}; {kept}"}
+    if input_scheme == "int8_g32":
+        shown += f" as values, no integer product ({reason})"
+    order = "sums of a scale block in order of k by fma, then fma with the scale, block by block"
+    return {**shared, "reveals": "float32", "contract": f"{shown}, {kept}; {order}"}

@@ -5,6 +5,8 @@ the same kernel: the same bits, more work. `Bound` is the runner's way in: a wei
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -86,41 +88,55 @@ def exact(w: Weight, tensors: list[Tensor], x: Tensor, bias: Tensor | None, out:
     m = x.shape[0]
     rows, tokens = tile(m)
     staged = stage(x, w.units * w.values, tokens)
-    bias = None if bias is None else _whole_tiles(bias.float(), w)
+    bias = None if bias is None else whole_tiles(bias.float(), w)
     outer = None if w.outer_index is None else tensors[w.outer_index].view(torch.float32).reshape(-1)
     if outer is not None and w.outer_rows:
-        outer = _whole_tiles(outer[matrix * w.n : (matrix + 1) * w.n], w)
+        outer = whole_tiles(outer[matrix * w.n : (matrix + 1) * w.n], w)
+    for place in slices(w, tensors, matrix):
+        _call(w, tensors, place, staged, m, (rows, tokens), bias, outer, out)
+
+
+@dataclass
+class Place:
+    """Rows [start, stop) of a weight in lanes: addresses, and the tensors that keep them alive."""
+
+    start: int
+    stop: int
+    codes: int
+    scales: int
+    kept: tuple[Tensor | None, ...] = ()
+
+
+def slices(w: Weight, tensors: list[Tensor], matrix: int) -> Iterator[Place]:
+    """A prepared matrix as a whole, in place; any other a slice of rows at a time, turned into lanes."""
     if w.prepared:
-        tiles, codes = w.tiles, tensors[0]
-        scales = None if w.scale_index is None else tensors[w.scale_index]
-        part = codes.data_ptr() + matrix * tiles * w.units * w.words * 64
-        scale_part = 0 if scales is None else scales.data_ptr() + matrix * tiles * w.blocks * 16 * w.scale_bytes
-        _call(w, tensors, part, scale_part, 0, w.n, staged, m, (rows, tokens), bias, outer, out)
+        codes = tensors[0].data_ptr() + matrix * w.tiles * w.units * w.words * 64
+        step = matrix * w.tiles * w.blocks * 16 * w.scale_bytes
+        yield Place(0, w.n, codes, 0 if w.scale_index is None else tensors[w.scale_index].data_ptr() + step)
         return
     step = max(SLICE // max(w.units * w.words * 4, 1) // 64, 1) * 64
     for start in range(0, w.n, step):
         stop = min(start + step, w.n)
         lanes, units = into_lanes(w, tensors, matrix, start, stop)
-        place = 0 if units is None else units.data_ptr()
-        _call(w, tensors, lanes.data_ptr(), place, start, stop, staged, m, (rows, tokens), bias, outer, out)
+        yield Place(start, stop, lanes.data_ptr(), 0 if units is None else units.data_ptr(), (lanes, units))
 
 
-def _whole_tiles(values: Tensor, w: Weight) -> Tensor:
+def whole_tiles(values: Tensor, w: Weight) -> Tensor:
     """float32 [N] with room for a whole last vector."""
     return values.contiguous() if w.n % 16 == 0 else torch.nn.functional.pad(values, (0, -w.n % 16))
 
 
 def _call(
-    w: Weight, tensors: list[Tensor], codes: int, scales: int, start: int, stop: int, staged: Tensor, m: int,
-    shape: tuple[int, int], bias: Tensor | None, outer: Tensor | None, out: Tensor,
+    w: Weight, tensors: list[Tensor], place: Place, staged: Tensor, m: int, shape: tuple[int, int],
+    bias: Tensor | None, outer: Tensor | None, out: Tensor,
 ) -> None:  # fmt: skip
-    table, n = tables(w, tensors), stop - start
+    table, n = tables(w, tensors), place.stop - place.start
     low = table.data_ptr()
     product(w.kind, *shape)(
-        w.kind, *shape, codes, scales, w.scale_kind, w.scale_bytes, low, low + 64 * (w.bits == 6), staged.data_ptr(), m,
-        w.units, w.block // w.values if w.blocks > 1 else w.units, w.blocks, -(-n // 16), n,
-        0 if outer is None else outer.data_ptr() + 4 * start * w.outer_rows, int(w.outer_rows),
-        0 if bias is None else bias.data_ptr() + 4 * start, out.data_ptr() + start * out.element_size(),
+        w.kind, *shape, place.codes, place.scales, w.scale_kind, w.scale_bytes, low, low + 64 * (w.bits == 6),
+        staged.data_ptr(), m, w.units, w.block // w.values if w.blocks > 1 else w.units, w.blocks, -(-n // 16), n,
+        0 if outer is None else outer.data_ptr() + 4 * place.start * w.outer_rows, int(w.outer_rows),
+        0 if bias is None else bias.data_ptr() + 4 * place.start, out.data_ptr() + place.start * out.element_size(),
         out.stride(0) * out.element_size(), OUT_KINDS[out.dtype], threads(),
     )  # fmt: skip
 

@@ -1,0 +1,99 @@
+"""From tensors to the calls of the integer product; the counterpart of cpu_run.py."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from numba import types
+from torch import Tensor
+
+from narrowgate.ops.linear import cpu_integer
+from narrowgate.ops.linear.activations import quantize_input
+from narrowgate.ops.linear.cpu_run import OUT_KINDS, slices, whole_tiles
+from narrowgate.ops.linear.integer import NAME, integer_table, run_length
+from narrowgate.ops.linear.reading import SIGNED8, Weight
+from narrowgate.packing import fields_cpu
+from narrowgate.simd.cpu_compile import compiled
+from narrowgate.simd.cpu_threads import threads
+
+_WORD = types.int64
+
+
+@lru_cache(maxsize=64)
+def product(kind: int, rows: int, tokens: int) -> Any:
+    """The compiled integer product for a kind of field and a tile."""
+    literals = tuple(types.literal(n) for n in (kind, rows, tokens))
+    what = f"{fields_cpu.NAMES[kind]}, {16 * rows} rows x {tokens}"
+    return compiled(cpu_integer.integer_product, literals + (_WORD,) * 23, what)
+
+
+def tile(rows: int) -> tuple[int, int]:
+    return (4, 1) if rows == 1 else (1, 8)
+
+
+@lru_cache(maxsize=64)
+def _octets(values: tuple[int, ...], unit: float) -> tuple[Tensor, int]:
+    """(64 bytes of biased codes and the unit as float32, the bias)."""
+    bias = max(0, -min(values))
+    table = torch.zeros(68, dtype=torch.uint8)
+    table[:64] = (torch.tensor(values, dtype=torch.int32) + bias).to(torch.uint8).repeat(64 // len(values))
+    table[64:] = torch.tensor([unit]).view(torch.uint8)
+    return table, bias
+
+
+def byte_table(w: Weight, tensors: list[Tensor]) -> tuple[Tensor, int]:
+    """What the kernel looks bytes up in, and the bias to take off. Raises UnsupportedError for codes that are no integers."""
+    if w.kind == SIGNED8:
+        return _octets((0,) * 16, 1.0)[0], 128
+    values, unit = integer_table(w, tensors)
+    return _octets(tuple(values.tolist()), unit)
+
+
+def _codes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 codes [M, blocks * 32] and float32 scales [M, blocks] of x [M, K] in int8_g32."""
+    m, k = x.shape
+    blocks = -(-k // 32)
+    x = x.float()
+    x = x if x.stride(1) == 1 else x.contiguous()
+    codes, scales = torch.empty(m, blocks * 32, dtype=torch.int8), torch.empty(m, blocks)
+    astray = torch.zeros(1, dtype=torch.int32)
+    run = compiled(cpu_integer.quantize_rows, (_WORD,) * 8, "")
+    run(x.data_ptr(), 4 * x.stride(0), m, k, codes.data_ptr(), scales.data_ptr(), astray.data_ptr(), threads())
+    if astray.item():  # the rule for what is not finite is the quantizer's: saturate or refuse
+        packed = quantize_input(x, NAME)
+        codes = torch.nn.functional.pad(packed.codes().view(torch.int8), (0, blocks * 32 - k)).contiguous()
+        scales = packed.scales[0].values(packed.shape).contiguous()
+    return codes, scales
+
+
+def integer(w: Weight, tensors: list[Tensor], x: Tensor, bias: Tensor | None, out: Tensor, matrix: int = 0) -> None:
+    """out [M, N] = x [M, K] in int8_g32 times w[matrix]^T, + bias, by the contract of integer.py."""
+    m, (rows, tokens) = x.shape[0], tile(x.shape[0])
+    table, lift = byte_table(w, tensors)
+    codes, scales = _codes(x)
+    length, blocks, groups = run_length(w), scales.shape[1], -(-m // tokens)
+    runs = -(-w.k // length)
+    words = torch.empty(groups, w.units * w.values // 4, tokens, dtype=torch.int32)
+    arranged = torch.empty(groups, blocks, tokens)
+    corrections = torch.empty(groups, runs, tokens, dtype=torch.int32)
+    run = compiled(cpu_integer.arrange, (_WORD,) * 14, "")
+    run(
+        codes.data_ptr(), scales.data_ptr(), m, tokens, blocks, w.units, w.values, length, runs, lift, words.data_ptr(),
+        arranged.data_ptr(), corrections.data_ptr(), threads(),
+    )  # fmt: skip
+    outer = None if w.outer_index is None else tensors[w.outer_index].view(torch.float32).reshape(-1)
+    if outer is not None and w.outer_rows:
+        outer = whole_tiles(outer[matrix * w.n : (matrix + 1) * w.n], w)
+    bias = None if bias is None else whole_tiles(bias.float(), w)
+    block_runs = w.block // length if w.blocks > 1 else runs
+    for place in slices(w, tensors, matrix):
+        n = place.stop - place.start
+        product(w.kind, rows, tokens)(
+            w.kind, rows, tokens, place.codes, place.scales, w.scale_kind, w.scale_bytes, table.data_ptr(), words.data_ptr(),
+            arranged.data_ptr(), corrections.data_ptr(), m, w.units, length // w.values, runs, block_runs, w.blocks,
+            -(-n // 16), n, 0 if outer is None else outer.data_ptr() + 4 * place.start * w.outer_rows, int(w.outer_rows),
+            0 if bias is None else bias.data_ptr() + 4 * place.start, out.data_ptr() + place.start * out.element_size(),
+            out.stride(0) * out.element_size(), OUT_KINDS[out.dtype], threads(),
+        )  # fmt: skip

@@ -22,8 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from narrowgate.conformance.page import named, page
-from narrowgate.conformance.suite import Report, check, choose, jobs
+from narrowgate.conformance.suite import Report, check, choose, jobs, named
 
 STYLE = {"held": "blue", "failed": "bold red", "blind": "magenta", "skipped": "bright_black"}
 
@@ -68,6 +67,8 @@ def command(
             each=lambda row: bar.update(task, advance=1, op=row.op),
         )  # fmt: skip
     if html is not None:
+        from narrowgate.conformance.page import page  # a template engine, which nothing else here needs
+
         html.write_text(page(report), encoding="utf-8")
         progress.print(f"page written to {html}")
     if as_json:

@@ -10,7 +10,7 @@ import math
 import jinja2
 from markupsafe import Markup
 
-from narrowgate.conformance.suite import STATUSES, Report, Row
+from narrowgate.conformance.suite import STATUSES, Report, Row, named
 
 GLYPHS = {"held": "\u2713", "failed": "\u2717", "blind": "?", "skipped": "\u2013"}
 MEANINGS = {
@@ -77,9 +77,3 @@ def share(worst: float) -> str:
 def times_limit(gap: float) -> str:
     """A rival's gap in limits."""
     return "beyond any limit" if not math.isfinite(gap) else f"{gap:.2g} limits"
-
-
-def named(rows: list[Row]) -> str:
-    """The operators of some rows, the first few by name."""
-    ops = list(dict.fromkeys(row.op for row in rows))
-    return ", ".join(ops[:6]) + (f" and {len(ops) - 6} more" if len(ops) > 6 else "")

@@ -219,3 +219,9 @@ def _cpu_models() -> Iterator[str]:
             yield from (line.partition(":")[2].strip() for line in file if line.startswith("model name"))
     except OSError:
         return
+
+
+def named(rows: list[Row]) -> str:
+    """The operators of some rows, the first few by name."""
+    ops = list(dict.fromkeys(row.op for row in rows))
+    return ", ".join(ops[:6]) + (f" and {len(ops) - 6} more" if len(ops) > 6 else "")

@@ -15,6 +15,8 @@ import contextlib
 import contextvars
 import functools
 import importlib
+import importlib.util
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -218,7 +220,7 @@ class Operator:
     def _choose(self, args: tuple[Any, ...], kwargs: dict[str, Any], impl: str | None) -> Kernel:
         if impl is None:  # the short way, for the usual call: the device's kernel, if it never refuses
             usual = self.kernels.get(_HOME.get(_device(args, kwargs).type, ""))
-            if usual is not None and usual.refuse is _no_reasons:
+            if usual is not None and usual.refuse is _no_reasons and (usual.impl != "gpu" or not _no_gpu("cuda")):
                 return usual
         kernel, refusals, absent = self.candidates(args, kwargs, impl)
         if kernel is None:
@@ -244,7 +246,8 @@ class Operator:
         if kernel is None:
             reasons: tuple[str, ...] = (f"{wanted}: this operator has no {wanted} kernel yet",)
         else:
-            reasons = tuple(f"{kernel.impl} ({kernel.name}): {r}" for r in kernel.refuse(*args, **kwargs))
+            found = (_no_gpu(device) if wanted == "gpu" else ()) or kernel.refuse(*args, **kwargs)
+            reasons = tuple(f"{kernel.impl} ({kernel.name}): {r}" for r in found)
             if not reasons:
                 return kernel, (), False
         # Only impl=None may end at the reference. On a GPU an absent kernel is news; on the CPU the reference is the CPU form.
@@ -274,6 +277,16 @@ def plan(op: str, *args: Any, impl: str | None = None, **kwargs: Any) -> Plan:
     if operator.flatten is not None:
         args, kwargs = operator.flatten(*args, **kwargs)
     return operator.plan(*args, impl=impl, **kwargs)
+
+
+@functools.cache
+def _no_gpu(device: str) -> tuple[str, ...]:
+    """Why no GPU kernel at all can run on tensors of this device type."""
+    if importlib.util.find_spec("triton") is None:
+        return ("Triton is not installed: pip install 'narrowgate[gpu]'",)
+    if device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return (f"expected CUDA tensors (or CPU tensors under Triton's interpreter, TRITON_INTERPRET=1), got {device}",)
+    return ()
 
 
 def _fake_into(*args: Any, **kwargs: Any) -> None:

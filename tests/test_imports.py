@@ -32,7 +32,7 @@ EXTRA = {  # what a layer may import beside those to its left in the chain
     "simd": {"errors", "dispatch"},
     "packing": {"simd"},  # in kernel files only, which are the only ones that may import Numba
     "quantize": {"simd"},
-    "ops": {"simd"},
+    "ops": {"simd", "tile"},
 }
 
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from narrowgate._version import __version__
-from narrowgate.cli import check
+from narrowgate.cli import bench, check
 from narrowgate.cli.compare import compare
 from narrowgate.cli.generate import generate
 from narrowgate.cli.inspect import inspect
@@ -33,6 +33,7 @@ app = typer.Typer(
 for command in (compare, quantize, generate, inspect):
     app.command()(command)
 check.register(app)
+app.add_typer(bench.app)
 
 
 def _show_version(asked: bool) -> None:

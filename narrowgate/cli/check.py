@@ -5,16 +5,17 @@ output, progress to standard error. Left out: how a case is held (narrowgate.con
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import json
 import os
+import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.box import SIMPLE
 from rich.console import Console
@@ -22,7 +23,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from narrowgate.cli.options import existing_device
 from narrowgate.conformance.suite import Report, check, choose, jobs, named
+from narrowgate.errors import FileError, InputError
 
 STYLE = {"held": "blue", "failed": "bold red", "blind": "magenta", "skipped": "bright_black"}
 
@@ -41,10 +44,14 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="everything as one JSON document")] = False,
     html: Annotated[Path | None, typer.Option(help="write one self-contained page", dir_okay=False)] = None,
     full: Annotated[bool, typer.Option("--full", help="the slow cases too")] = False,
-    seed: Annotated[int, typer.Option(help="added to every case's seed: other draws, the same rules")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=-(2**62), max=2**62, help="added to every case's seed: other draws, the same rules")
+    ] = 0,
 ) -> None:
     """Prove on this device that every operator does what is written, and that each case would have seen it done wrong."""
     place = _device(device)
+    if html is not None:
+        _writable(html)
     if impl not in (None, "reference", "cpu", "gpu"):
         raise typer.BadParameter(f"expected reference, cpu or gpu, got {impl!r}", param_hint="--impl")
     function = None if mine is None else _load(mine)
@@ -59,22 +66,22 @@ def command(
         _list(cases, as_json)
         return
     progress = Console(stderr=True)
-    with _bar(progress) as bar:
+    with _bar(progress) as bar, contextlib.redirect_stdout(sys.stderr):  # what a kernel prints is no part of a report
         total = len(jobs(cases, place, "reference" if function else impl, full))
         task = bar.add_task("", total=total, op="")
         report = check(
             cases, device=place, impl=impl, full=full, seed=seed, mine=function,
             each=lambda row: bar.update(task, advance=1, op=row.op),
         )  # fmt: skip
-    if html is not None:
-        from narrowgate.conformance.page import page  # a template engine, which nothing else here needs
-
-        html.write_text(page(report), encoding="utf-8")
-        progress.print(f"page written to {html}")
     if as_json:
         print(json.dumps(report.record()))
     else:
         show(report, Console())
+    if html is not None:  # last: what took minutes must not be lost for a page
+        from narrowgate.conformance.page import page  # a template engine, which nothing else here needs
+
+        _write(html, page(report))
+        progress.print(f"page written to {html}")
     raise typer.Exit(0 if report.ok else 1)
 
 
@@ -83,14 +90,33 @@ def command(
 
 def _device(name: str) -> str:
     try:
-        kind = torch.device(name).type
-    except RuntimeError:
-        kind = ""
-    if kind not in ("cpu", "cuda"):
-        raise typer.BadParameter(f"expected cpu, cuda or cuda:N, got {name!r}", param_hint="--device")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise typer.BadParameter("PyTorch finds no GPU here (torch.cuda.is_available() is False)", param_hint="--device")
+        existing_device(name)
+    except InputError as error:
+        raise typer.BadParameter(str(error)) from None
     return name
+
+
+def _writable(page: Path) -> None:
+    """What would keep the page from being written, known before the long part."""
+    if not page.absolute().parent.is_dir() or page.is_dir():
+        why = "it is a folder" if page.is_dir() else "no such folder"
+    elif not os.access(page if page.exists() else page.absolute().parent, os.W_OK):
+        why = "no permission"
+    else:
+        return
+    raise typer.BadParameter(f"cannot write {page}: {why}", param_hint="--html")
+
+
+def _write(page: Path, text: str) -> None:
+    """Whole or not at all."""
+    temporary = page.with_name(f".{page.name}.{secrets.token_hex(4)}.part")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, page)
+    except OSError as error:
+        raise FileError(f"--html: cannot write {page}: {error.strerror or error}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _load(target: str) -> Callable[..., Any]:
@@ -103,8 +129,10 @@ def _load(target: str) -> Callable[..., Any]:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise typer.BadParameter(f"cannot load {target!r}: {error}", param_hint="--mine") from None
+    except (Exception, SystemExit) as error:  # the module's own code runs, and whatever it does wrong is the user's to mend
+        plain = isinstance(error, (ImportError, AttributeError))
+        said = f"{error}" if plain else f"{type(error).__name__}: {error}"
+        raise typer.BadParameter(f"cannot load {target!r}: {said}", param_hint="--mine") from None
     finally:
         sys.path.remove(os.getcwd())
     if not callable(found):

@@ -23,25 +23,28 @@ Strict = Annotated[bool, typer.Option("--strict", help="Fail where a reference w
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 
 
-@contextlib.contextmanager
-def running(device: str, strict: bool) -> Iterator[None]:
-    """What a command that runs a model wants round it: a device that exists, and strict dispatch if asked."""
+def existing_device(name: str) -> None:
+    """Raises InputError unless `name` is the CPU or a GPU that is here."""
     import torch
 
-    from narrowgate import dispatch
     from narrowgate.errors import InputError
 
     try:
-        kind = torch.device(device).type
+        device = torch.device(name)
     except RuntimeError:
-        raise InputError(f"--device: expected cpu, cuda or cuda:N, got {device!r}") from None
-    if kind not in ("cpu", "cuda"):
-        raise InputError(f"--device: expected cpu, cuda or cuda:N, got {device!r}")
-    if kind == "cuda":
-        count = torch.cuda.device_count()
-        if (torch.device(device).index or 0) >= count:
-            raise InputError(
-                f"--device: expected one of the {count} GPUs that this torch {torch.__version__} sees, got {device!r}"
-            )
+        device = None
+    if device is None or (device.type != "cuda" and name != "cpu"):
+        raise InputError(f"--device: expected cpu, cuda or cuda:N, got {name!r}")
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise InputError(f"--device: expected one of the {count} GPUs that this torch {torch.__version__} sees, got {name!r}")
+
+
+@contextlib.contextmanager
+def running(device: str, strict: bool) -> Iterator[None]:
+    """What a command that runs a model wants round it: a device that exists, and strict dispatch if asked."""
+    from narrowgate import dispatch
+
+    existing_device(device)
     with dispatch.strict(strict):
         yield

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,19 @@ def call(
     if into is not None and isinstance(got, Tensor) and got.data_ptr() != into.data_ptr() and into.numel():
         problems.append("a given out was not the tensor returned")
     outputs, more = _named(got if into is None else into, placed, expected)
+    fresh = {name: t for name, t in outputs.items() if name not in placed and into is None and "out" not in placed}
+    problems += [f"{name}: shares memory with an argument" for name in sharing(fresh, tensors(placed))]
     return Outcome(outputs, problems + more, seconds)
+
+
+def sharing(outputs: Mapping[str, Any], others: Sequence[Any]) -> list[str]:
+    """The outputs that lie in the memory of another tensor: a later write to one of the two would change both."""
+    taken = {_memory(t) for t in others if isinstance(t, Tensor)} - {None}
+    return [name for name, t in outputs.items() if isinstance(t, Tensor) and _memory(t) in taken]
+
+
+def _memory(t: Tensor) -> int | None:
+    return t.untyped_storage().data_ptr() if t.layout == torch.strided and t.numel() else None
 
 
 def _named(got: Any, placed: Arguments, expected: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:

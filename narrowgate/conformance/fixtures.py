@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -34,6 +35,19 @@ def padded(x: Tensor, pad: int, canary: float = float("nan")) -> Tensor:
     wide = torch.full((*x.shape[:-1], x.shape[-1] + pad), canary, dtype=x.dtype)
     wide[..., : x.shape[-1]] = x
     return wide[..., : x.shape[-1]]
+
+
+def apart(case: Case, argument: str, gap: int = 5) -> Case:
+    """The same case with the slots of a pool apart: other data lies between them (G38)."""
+
+    def inputs(g: Generator) -> dict[str, Any]:
+        given = case.inputs(g)
+        pool = given[argument]
+        flat = padded(pool.reshape(len(pool), -1), gap)
+        given[argument] = flat.as_strided(pool.shape, (flat.stride(0), *pool.stride()[1:]), 0)
+        return given
+
+    return dataclasses.replace(case, name=f"{case.name}, slots apart", inputs=inputs, spec=(*case.spec, "G38"))
 
 
 def refusal(op: str, name: str, text: str, /, *, spec: tuple[str, ...] = (), cpu_only: bool = False, **arguments: Any) -> Case:

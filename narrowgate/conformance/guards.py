@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PAD = 64  # bytes on each side of a guarded buffer
-CANARY = 0xA5
+PAD = 4096  # bytes on each side of a guarded buffer: what goes astray is a row more often than an element
+CANARY = 0xA5  # the smallest of numbers, and no value that a kernel writes by chance
 POISON = 0xFF  # NaN in every floating type that has one
 
 
@@ -69,11 +69,12 @@ class Guarded:
 
 def guard(t: Tensor, device: torch.device | str = "cpu", poison: bool = False, shifted: bool = False) -> Guarded:
     """`t` moved into guarded memory on `device` with its strides kept, those of 0 too; its gaps hold what the original's
-    held. With `poison` its elements hold poison instead of values. With `shifted` it is aligned to its element only."""
+    held. With `poison` its elements hold poison instead of values. With `shifted` it is aligned to its element only, and lies
+    between poison instead of canaries: what is read there shows in the result."""
     span = _span(t)
     size = span.numel() * t.element_size()
     pad = PAD + (t.element_size() if shifted else 0)
-    whole = torch.full((size + pad + PAD,), CANARY, dtype=torch.uint8, device=device)
+    whole = torch.full((size + pad + PAD,), POISON if shifted else CANARY, dtype=torch.uint8, device=device)
     inner = whole[pad : pad + size].view(t.dtype) if size else torch.empty(0, dtype=t.dtype, device=device)
     inner.copy_(span)
     view = inner.as_strided(t.shape, t.stride(), inner.storage_offset()) if size else inner.reshape(t.shape)

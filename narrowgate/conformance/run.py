@@ -12,14 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from narrowgate.conformance.call import Outcome, call, declared, same, takes_out
-from narrowgate.conformance.case import Case
+from narrowgate.conformance.call import Outcome, call, declared, same, sharing, takes_out
+from narrowgate.conformance.case import Arguments, Case
 from narrowgate.conformance.compare import bits
 from narrowgate.conformance.guards import clone, guard, map_tensors, one_thread
 from narrowgate.conformance.law import Absent, lawful
 from narrowgate.conformance.result import Result, gap_of, judge
 from narrowgate.dispatch import OPERATORS
 from narrowgate.errors import UnsupportedError
+
+exactly = bits(nan_payload=True)
 
 
 @functools.cache
@@ -54,7 +56,7 @@ def run(case: Case, function: Callable[..., Any], *, device: str = "cpu", impl: 
     except UnsupportedError as refusal:  # a named kernel may refuse a call, but not the reference
         refused = impl in ("cpu", "gpu") and "cannot take this call" in str(refusal)
         result = Result(case, "skipped" if refused else "failed", str(refusal))
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # whoever leaves the process has not held the case
         result = Result(case, "failed", f"{type(error).__name__}: {error}")
     result.seconds = time.perf_counter() - start
     return result
@@ -84,7 +86,7 @@ def _calls(
     """Once allocating; then again, at another alignment and into a given `out` where there is one: the same bits, please."""
     inputs = case.draw()
     first = call(function, inputs, expected, device, extra)
-    problems = [*first.problems, *judge(case, expected, first.outputs, result)]
+    problems = [*first.problems, *judge(case, expected, first.outputs, result), *_disturbed(inputs, expected, first.outputs)]
     returned = [name for name in expected if name not in inputs]
     dtypes = dict(zip(returned, declared(case, inputs), strict=False))
     for name, dtype in dtypes.items():
@@ -97,9 +99,24 @@ def _calls(
     second = call(function, inputs, expected, device, extra, out, shifted=True)
     result.first_call = max(0.0, first.seconds - second.seconds)
     problems += [*second.problems, *_unlike(case, first, second, returned[0] if fills else None)]
+    other = call(function, inputs, expected, device, extra) if fills else second
+    again = sharing({name: other.outputs.get(name) for name in returned}, [first.outputs.get(name) for name in returned])
+    problems += [f"{name}: a second call returned the memory of the first" for name in again]
     if out is not None and out.dtype in _OTHER and _any_float(case):
         other = call(function, inputs, expected, device, extra, out.to(_OTHER[out.dtype]))
         problems += [*other.problems, *_unlike(case, first, other, returned[0])]
+    return problems
+
+
+def _disturbed(inputs: Arguments, expected: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> list[str]:
+    """What is changed in place: a row (a slot) that the oracle leaves alone keeps every bit, whatever the tolerance."""
+    problems = []
+    for name in [name for name in expected if isinstance(inputs.get(name), Tensor) and inputs[name].ndim > 1]:
+        was, want, got = (t.detach().cpu() for t in (inputs[name], expected[name], outputs[name]))
+        for row in range(len(was)):
+            if exactly(was[row], want[row].to(was.dtype)).ok and not exactly(was[row], got[row]).ok:
+                problems.append(f"{name}: row {row}, which the call must leave alone, was changed")
+                break
     return problems
 
 

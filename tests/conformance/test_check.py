@@ -40,6 +40,16 @@ def greedy(x, mode, *, eps=1e-6):
 def positional(x, /):
     return x
 
+def named(*, eps=1e-6, x):
+    return my_l2_norm(x, eps=eps)
+
+def prints(x, *, eps=1e-6):
+    print("here", x.shape)
+    return my_l2_norm(x, eps=eps)
+
+def leaves(x, *, eps=1e-6):
+    raise SystemExit(0)
+
 NUMBER = 3
 """
 
@@ -84,7 +94,8 @@ def test_json_is_one_document():
     ("words", "message"),
     [
         (["--op", "no_such_op"], "no operator with cases matches"), (["--impl", "fast"], "expected reference, cpu or gpu"),
-        (["--device", "tpu"], "expected cpu, cuda"), (["--mine", "no_colon"], "expected module:function"),
+        (["--device", "tpu"], "expected cpu, cuda"), (["--device", "cpu:7"], "expected cpu, cuda"), (["--seed", "9" * 30], "equal to"),
+        (["--mine", "no_colon"], "expected module:function"),
         (["--mine", "no_such_module_here:f", "--op", "l2_norm"], "cannot load"),
         (["--mine", "math:hypot"], "with the one operator"),
         (["--mine", "json:dumps", "--op", "*norm*", "--op", "linear"], "the one operator"),
@@ -108,6 +119,51 @@ def test_a_kernel_of_mine(mine):
     assert wrong.exit_code == 1
     assert json.loads(wrong.stdout)["counts"]["failed"] > 0
     assert "expected torch.float32 back, got torch.float64" in mine("doubles", "--json").stdout
+
+
+def test_what_a_kernel_prints_is_no_part_of_the_report(mine):
+    assert json.loads(mine("prints", "--json").stdout)["ok"]
+
+
+def test_whoever_leaves_the_process_has_held_nothing(mine):
+    record = mine("leaves", "--json")
+    assert record.exit_code == 1
+    assert {row["detail"] for row in json.loads(record.stdout)["cases"] if row["status"] == "failed"} == {"SystemExit: 0"}
+
+
+def test_arguments_go_by_name_in_laws_too(mine):
+    assert json.loads(mine("named", "--json").stdout)["counts"] == json.loads(mine("my_l2_norm", "--json").stdout)["counts"]
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "message"),
+    [
+        ("unfinished", "def f(x:", "SyntaxError"), ("boom", "raise RuntimeError('boom')", "RuntimeError: boom"),
+        ("leaving", "raise SystemExit(0)", "SystemExit: 0"), (".dotted", "", "relative import"),
+    ],
+)  # fmt: skip
+def test_modules_that_cannot_be_imported(module, text, message, tmp_path, monkeypatch):
+    (tmp_path / f"{module}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    result = ask("--op", "l2_norm", "--mine", f"{module}:f")
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(("place", "message"), [("no/such/page.html", "no such folder"), (".", "is a directory")])
+def test_a_page_that_cannot_be_written_is_refused_before_the_long_part(place, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "check", lambda *a, **k: pytest.fail("the cases ran"))
+    result = ask("--op", "l2_norm", "--html", place)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.replace("│", " ").split())
+
+
+def test_a_page_is_written_whole(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert ask("--op", "l2_norm", "--html", "page.html").exit_code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    assert "</html>" in (tmp_path / "page.html").read_text()
 
 
 def test_arguments_that_mine_lacks_are_skipped_with_the_reason(mine):

@@ -44,10 +44,11 @@ def test_every_shape_and_dtype(shape, dtype):
         if t.numel():
             assert (guarded.tensor.data_ptr() % 64 == 0) != shifted
         for edge in (0, -1):
-            assert guarded.whole[edge] == CANARY
+            beside = POISON if shifted else CANARY
+            assert guarded.whole[edge] == beside
             guarded.whole[edge] = 0
             assert guarded.broken()
-            guarded.whole[edge] = CANARY
+            guarded.whole[edge] = beside
         assert not guarded.broken()
 
 

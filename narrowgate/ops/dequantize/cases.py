@@ -146,6 +146,20 @@ def levels() -> Case:
     return case("zero point, two levels, offset", w, right, "A5", rivals)
 
 
+def once(dtype: torch.dtype) -> Case:
+    """Thirds, and half a step more than a 16-bit value: one rounding from float32, to nearest even."""
+    v = (torch.arange(6 * 20).view(6, 20) * 37) % 256 - 128
+    s = torch.tensor([[1 / 3], [1 + 2.0**-11], [1 + 2.0**-8 + 2.0**-20], [0.7], [2.0**-9 / 3], [11 / 7]])
+    w = pack(v, "int8", scales=(Scale.from_codes(s.view(torch.int32), "float32", (1, 20)),))
+    exact = v.float() * s
+    other = torch.bfloat16 if dtype == torch.float16 else torch.float16
+    wrong = {
+        "through another 16-bit type": exact.to(other).to(dtype), "scale rounded first": (v.float() * s.to(dtype).float()).to(dtype),
+        "truncated": (exact.view(torch.int32) & (-1 << (13 if dtype == torch.float16 else 16))).view(torch.float32).to(dtype),
+    }  # fmt: skip
+    return case(f"rounded once to {str(dtype).removeprefix('torch.')}", w, exact.to(dtype), "F41", wrong, dtype)
+
+
 def short_block() -> Case:
     """K = 10 under blocks of 4: the last block of a row is short (F34)."""
     v = torch.arange(30).view(3, 10) % 16 - 8
@@ -189,6 +203,6 @@ CASES: list[Case] = [
     native("float8_e4m3fn", torch.float8_e4m3fn), native("float8_e5m2", torch.float8_e5m2),
     exponents(), halves(), scaled(), codebook(8), codebook(4), codebook(2), wide_index(),
     rounded_scales("float16", torch.float16, (3, 3)), rounded_scales("float8_e4m3fn", torch.float8_e4m3fn, (3, 5)),
-    levels(), short_block(), far_below(), swizzled("dequantize"),
+    levels(), once(torch.float16), once(torch.bfloat16), short_block(), far_below(), swizzled("dequantize"),
     stack("words@1", "uint4"), stack("bytes@1", "uint4"), stack("fp6_bytes@1", "float6_e3m2fn"),
 ]  # fmt: skip

@@ -159,6 +159,7 @@ CASES: list[Case] = [
         "scale", "1/sqrt(128)", _c5, _scale, bits(),
         rivals=(Rival("s kept in float64", partial(_scale, wide=True)),), spec=("C5",),
     ),
+    Case("scale", "1", lambda g: {**_c5(g), "s": 1.0}, _scale, bits(), spec=("C5",)),  # a copy all the same
     Case(
         "convert", "written patterns", _c16, _written_bf16, PAYLOADS,
         rivals=(Rival("plain nearest even", partial(_bf16, keep_nan=False)), Rival("truncation", _truncated)), spec=("C16",),

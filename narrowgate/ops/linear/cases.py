@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 from narrowgate.conformance.case import Case, Rival
 from narrowgate.conformance.compare import bits, close
 from narrowgate.errors import InputError
-from narrowgate.ops.linear import cases_inputs, cases_mixed, cases_stored
+from narrowgate.ops.linear import cases_inputs, cases_mixed, cases_rows, cases_stored
 from narrowgate.packing import PackedTensor, Scale, pack
 
 E2M1 = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
@@ -315,5 +315,5 @@ CASES: list[Case] = [
     }),
     wide(), thirds(), bias_once(), grouped(), nothing("linear", 0, 12), nothing("linear", 3, 0),
     one_hot("linear", "int4", 4), one_hot("linear", "int8", 8), one_hot("linear", "float4_e2m1fn", 4),
-    *refusals(), *cases_inputs.CASES, *cases_mixed.CASES, *cases_stored.CASES,
+    *refusals(), *cases_inputs.CASES, *cases_mixed.CASES, *cases_rows.CASES, *cases_stored.CASES,
 ]  # fmt: skip

@@ -56,8 +56,8 @@ def exponent(code, ZERO_IS_ZERO: tl.constexpr):
 
 
 @triton.jit
-def decode(code, ELEMENT: tl.constexpr, HOW: tl.constexpr = "placed"):
-    """float32 values of raw codes of the element of that name. HOW: "placed" or "native"."""
+def decode(code, ELEMENT: tl.constexpr, NATIVE: tl.constexpr = False):
+    """float32 values of raw codes of the element of that name. NATIVE: by the device's conversion."""
     code = code.to(tl.uint32, bitcast=True)
     if ELEMENT == "float32":
         return from_bits(code)
@@ -74,11 +74,11 @@ def decode(code, ELEMENT: tl.constexpr, HOW: tl.constexpr = "placed"):
     elif ELEMENT == "int4":
         return integer(code, 4, True)
     elif ELEMENT == "int8":
-        if HOW == "native":
+        if NATIVE:
             return code.to(tl.int8).to(tl.float32)
         return integer(code, 8, True)
     elif ELEMENT == "uint2" or ELEMENT == "uint4" or ELEMENT == "uint8":
-        if HOW == "native":
+        if NATIVE:
             return code.to(tl.uint8).to(tl.float32)
         return integer(code, 8, False)
     elif ELEMENT == "float4_e2m1fn":
@@ -88,11 +88,11 @@ def decode(code, ELEMENT: tl.constexpr, HOW: tl.constexpr = "placed"):
     elif ELEMENT == "float6_e3m2fn":
         return small_float(code, 6, 2, 3, "none")
     elif ELEMENT == "float8_e4m3fn":
-        if HOW == "native" and not INTERPRETED:
+        if NATIVE and not INTERPRETED:
             return code.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
         return small_float(code, 8, 3, 7, "nan")
     elif ELEMENT == "float8_e5m2":
-        if HOW == "native" and not INTERPRETED:
+        if NATIVE and not INTERPRETED:
             return code.to(tl.uint8).to(tl.float8e5, bitcast=True).to(tl.float32)
         return small_float(code, 8, 2, 15, "ieee")
     else:

@@ -11,9 +11,9 @@ KERNEL = """
     from narrowgate.tile import gpu_decode
 
     @triton.jit
-    def kernel(codes, out, ELEMENT: tl.constexpr, HOW: tl.constexpr, N: tl.constexpr):
+    def kernel(codes, out, ELEMENT: tl.constexpr, NATIVE: tl.constexpr, N: tl.constexpr):
         i = tl.arange(0, N)
-        tl.store(out + i, gpu_decode.decode(tl.load(codes + i), ELEMENT, HOW))
+        tl.store(out + i, gpu_decode.decode(tl.load(codes + i), ELEMENT, NATIVE))
 
     NAMES = [name for name in elements() if element(name).kind != "index"]
 
@@ -27,9 +27,9 @@ INTERPRETED = """
     for name in NAMES:
         codes = all_codes(name)
         want = element(name).decode(codes)
-        for how in ("placed", "native"):
+        for how in (False, True):
             out = torch.empty(len(codes))
-            kernel[(1,)](codes, out, ELEMENT=name, HOW=how, N=len(codes))
+            kernel[(1,)](codes, out, ELEMENT=name, NATIVE=how, N=len(codes))
             number = ~want.isnan()
             assert torch.equal(out.isnan(), ~number), (name, how)
             assert torch.equal(out[number].view(torch.int32), want[number].view(torch.int32)), (name, how)
@@ -38,13 +38,13 @@ COMPILED = """
     from narrowgate.tile.gpu_offline import compiling, inexact
     with compiling() as kernels:
         for name in NAMES:
-            for how in ("placed", "native"):
-                kernel[(1,)](all_codes(name), torch.empty(1), ELEMENT=name, HOW=how, N=256, enable_fp_fusion=True)
+            for how in (False, True):
+                kernel[(1,)](all_codes(name), torch.empty(1), ELEMENT=name, NATIVE=how, N=256, enable_fp_fusion=True)
     assert not any(inexact(k) for k in kernels), [inexact(k) for k in kernels]
     assert any("e4m3x2" in k.asm["ptx"] for k in kernels)  # the device's own conversion
     placed = dict(zip(((n, h) for n in NAMES for h in ("placed", "native")), kernels))
     for name in ("int2", "int4", "int8", "uint4", "float4_e2m1fn", "float6_e3m2fn", "float8_e4m3fn"):
-        assert "cvt.rn.f32" not in placed[name, "placed"].asm["ptx"], name
+        assert "cvt.rn.f32" not in placed[name, False].asm["ptx"], name
 """
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from narrowgate.dispatch import Operator
+from narrowgate.dispatch import Kernel, Operator
 from narrowgate.errors import InputError
 from narrowgate.ops import checks
 from narrowgate.packing import PackedTensor, flatten, operand_shape
@@ -29,6 +29,7 @@ _dequantize = Operator(
     "dequantize", "Tensor[] w, str w_format, *, ScalarType? dtype=None",
     "narrowgate.ops.dequantize.reference:dequantize", allocate=_allocate, check=_check, flatten=_flatten,
 )  # fmt: skip
+_dequantize.add(Kernel("gpu", "narrowgate.ops.dequantize.gpu:dequantize"))
 
 
 def dequantize(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from narrowgate.dispatch import Operator, checks_values
+from narrowgate.dispatch import Kernel, Operator, checks_values
 from narrowgate.errors import InputError
 from narrowgate.ops import checks
 from narrowgate.packing import Operand, flatten, operand_shape
@@ -43,6 +43,14 @@ _embedding = Operator(
     "narrowgate.ops.embedding.reference:embedding",
     allocate=_allocate, check=_check, check_values=_check_values, flatten=_flatten,
 )  # fmt: skip
+
+
+def _gpu_refusal(ids: Tensor, table: list[Tensor], table_format: str, *, dtype: torch.dtype | None = None) -> list[str]:
+    strided = table_format == "dense" and not table[0].is_contiguous()
+    return ["expected a contiguous dense table"] if strided else []
+
+
+_embedding.add(Kernel("gpu", "narrowgate.ops.embedding.gpu:embedding", refuse=_gpu_refusal))
 
 
 def embedding(

@@ -133,8 +133,9 @@ def _constants(
     every = [*record["scales"], *([record["zero_points"]] if zero else ()), *record["offset"]]
     fixed = Operand(
         data=None, rows=prod(shape[:-1]), cols=_C(shape[-1]), rows_of_matrix=_C(_matrix_rows(record["layout"], shape)),
-        element=_C(kind.name), bits=_C(kind.bits), layout=_C(record["layout"]), aligned=_C(True), scales=(),
-        num_scales=_C(len(scales)), zero_points=(), num_zero_points=_C(len(zero)), offset=(), num_offsets=_C(len(offset)), codebook=None,
+        element=_C(kind.name), bits=_C(kind.bits), layout=_C(record["layout"]), aligned=_C(True),
+        scales=(), num_scales=_C(len(scales)), zero_points=(), num_zero_points=_C(len(zero)), offset=(),
+        num_offsets=_C(len(offset)), codebook=None,
         width=_C(width or 0), line=_C(width or _line(kind.bits, record["layout"], shape, every)), stage=_C(stage),
         native=_C(decode == "native"),
     )  # fmt: skip

@@ -52,7 +52,7 @@ def lines(w, row, col, mask, LINE: tl.constexpr):
 
     Values outside the mask, or beyond the end of a row, have no meaning."""
     codes = gpu_fields.line(w.data, row, col, LINE, w.layout, w.bits, w.rows_of_matrix, w.cols, w.aligned, mask)
-    if w.codebook is not None:
+    if w.codebook is not None:  # noqa: SIM108
         values = gpu_decode.look_up(w.codebook, codes)
     else:
         values = gpu_decode.decode(codes, w.element, w.native)

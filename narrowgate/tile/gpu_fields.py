@@ -52,11 +52,11 @@ def field(data, row, col, LAYOUT: tl.constexpr, BITS: tl.constexpr, ROWS: tl.con
     elif LAYOUT == "lanes16_units@1":
         return unit(data, lane16(row, col, ROWS, COLS), BITS, mask)
     elif LAYOUT == "lanes16@1" and BITS == 6:
-        UNITS: tl.constexpr = (COLS + 15) // 16 * 3
+        TRIPLES: tl.constexpr = (COLS + 15) // 16 * 3
         bit = col % 16 * 6
         word = col // 16 * 3 + bit // 32
-        low = unit(data, lane16(row, word, ROWS, UNITS), 32, mask).to(tl.uint64)
-        high = unit(data, lane16(row, word + 1, ROWS, UNITS), 32, mask & (bit % 32 > 26)).to(tl.uint64)
+        low = unit(data, lane16(row, word, ROWS, TRIPLES), 32, mask).to(tl.uint64)
+        high = unit(data, lane16(row, word + 1, ROWS, TRIPLES), 32, mask & (bit % 32 > 26)).to(tl.uint64)
         return ((low | (high << 32)) >> (bit % 32).to(tl.uint64)).to(tl.uint32) & FIELD
     elif LAYOUT == "lanes16@1":
         PER: tl.constexpr = 32 // BITS
@@ -69,9 +69,9 @@ def field(data, row, col, LAYOUT: tl.constexpr, BITS: tl.constexpr, ROWS: tl.con
         low, high = unit(data, byte, 8, mask), unit(data, byte + 1, 8, mask)
         return ((low | (high << 8)) >> (at % 2 * 6 + at % 4 // 2 * 4).to(tl.uint32)) & FIELD
     elif LAYOUT == "words@1" and BITS < 8:
-        PER: tl.constexpr = 32 // BITS
+        FLAT: tl.constexpr = 32 // BITS
         at = row * COLS + col
-        return (unit(data, at // PER, 32, mask) >> (at % PER * BITS).to(tl.uint32)) & FIELD
+        return (unit(data, at // FLAT, 32, mask) >> (at % FLAT * BITS).to(tl.uint32)) & FIELD
     elif BITS < 8:  # bytes@1 and rows@1 give a code below 8 bits a byte of its own
         return unit(data, row * COLS + col, 8, mask) & FIELD
     else:

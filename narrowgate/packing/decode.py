@@ -68,7 +68,7 @@ def _decode_codes(w: PackedTensor, codes: Tensor) -> Tensor:
 
 def _table(w: PackedTensor) -> Tensor:
     """The float32 value of every code: the codebook's, or the element's own."""
-    return _decode_table(w.element, w.device) if w.codebook is None else w.codebook.view(torch.float32)
+    return decode_table(w.element, w.device) if w.codebook is None else w.codebook.view(torch.float32)
 
 
 def _scaled(w: PackedTensor, values: Tensor, rows: slice | Tensor) -> Tensor:
@@ -88,7 +88,7 @@ def _scaled(w: PackedTensor, values: Tensor, rows: slice | Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _decode_table(name: str, device: torch.device) -> Tensor:
+def decode_table(name: str, device: torch.device) -> Tensor:
     return element(name).decode(torch.arange(2 ** element(name).bits)).to(device)
 
 
@@ -97,7 +97,7 @@ Change = Callable[[Tensor, Tensor], Tensor]
 
 def _in_blocks(values: Tensor, scale: Scale, shape: tuple[int, ...], rows: slice | Tensor, apply: Change) -> Tensor:
     """apply(values, scale) in place, each scale over its own columns; the last block of a row may be short."""
-    factors = _scale_rows(scale, shape, rows)  # [rows or 1, blocks]
+    factors = scale_rows(scale, shape, rows)  # [rows or 1, blocks]
     width, block = values.shape[1], min(scale.block[-1], values.shape[1])
     whole = width // block * block
     apply(values[:, :whole].unflatten(1, (-1, block)), factors[:, : whole // block, None])
@@ -106,7 +106,7 @@ def _in_blocks(values: Tensor, scale: Scale, shape: tuple[int, ...], rows: slice
     return values
 
 
-def _scale_rows(scale: Scale, shape: tuple[int, ...], rows: slice | Tensor) -> Tensor:
+def scale_rows(scale: Scale, shape: tuple[int, ...], rows: slice | Tensor) -> Tensor:
     """float32 [rows or 1, blocks of a row]: the scales that those rows meet."""
     grid = scale.grid(shape)
     record, chosen = element(scale.element), layout(scale.layout)

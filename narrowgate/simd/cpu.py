@@ -160,6 +160,13 @@ def store_f32(b, address, x):
     b.store(x, pointer(b, address, VF), align=1)
 
 
+@vector_op(types.none, types.int64, F32)
+def stream_f32(b, address, x):
+    """Past the caches, to an address that is a multiple of 64: for results larger than they are, which nobody reads soon."""
+    stored = b.store(x, pointer(b, address, VF), align=64)
+    stored.set_metadata("nontemporal", b.module.add_metadata([ir.Constant(_INT, 1)]))
+
+
 @vector_op(types.none, types.int64, I32)
 def store_i8(b, address, x):
     """The low byte of each lane, side by side."""
@@ -255,6 +262,11 @@ def read_u8(b, address):
 @vector_op(types.int64, types.int64)
 def read_i8(b, address):
     return b.sext(read(b, address, _BYTE), _LONG)
+
+
+@vector_op(types.int64, types.int64)
+def read_i32(b, address):
+    return b.sext(read(b, address, _INT), _LONG)
 
 
 @vector_op(types.float32, types.int64)

@@ -57,9 +57,9 @@ def _directory() -> Path:
 
 @functools.cache
 def _sources(file: str) -> str:
-    """A digest of the SIMD layer and of every kernel file beside the given one."""
-    digest = hashlib.sha256()
-    for folder in (Path(__file__).parent, Path(file).parent):
+    """A digest of the SIMD layer, of what reads packed codes, and of every kernel file beside the given one."""
+    digest, ours = hashlib.sha256(), Path(__file__).parent
+    for folder in (ours, ours.parent / "packing", Path(file).parent):
         for path in sorted(folder.glob("*cpu*.py")):
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()

@@ -8,6 +8,7 @@ from torch import Tensor
 from narrowgate.dispatch import Kernel, Operator
 from narrowgate.errors import InputError
 from narrowgate.ops import checks
+from narrowgate.ops.host import host_kernel
 from narrowgate.packing import PackedTensor, flatten, operand_shape
 
 
@@ -27,7 +28,7 @@ def _flatten(w: PackedTensor, *, dtype: torch.dtype | None = None):  # type: ign
 
 _dequantize = Operator(
     "dequantize", "Tensor[] w, str w_format, *, ScalarType? dtype=None",
-    "narrowgate.ops.dequantize.reference:dequantize", allocate=_allocate, check=_check, flatten=_flatten,
+    "narrowgate.ops.dequantize.reference:dequantize", allocate=_allocate, check=_check, flatten=_flatten, remember=True,
 )  # fmt: skip
 _dequantize.add(Kernel("gpu", "narrowgate.ops.dequantize.gpu:dequantize"))
 
@@ -46,3 +47,6 @@ def dequantize(
     tensor([[ 1., -1.]])
     """
     return _dequantize(*flatten(w), dtype=dtype, out=out, impl=impl)
+
+
+_dequantize.add(host_kernel("narrowgate.ops.dequantize.cpu:dequantize"))

@@ -10,6 +10,7 @@ from torch import Tensor
 from narrowgate.dispatch import Kernel, Operator, checks_values
 from narrowgate.errors import InputError
 from narrowgate.ops import checks
+from narrowgate.ops.host import host_kernel
 from narrowgate.packing import Operand, flatten, operand_shape
 
 
@@ -41,7 +42,7 @@ def _flatten(ids: Tensor, table: Operand, *, dtype: torch.dtype = torch.float32)
 _embedding = Operator(
     "embedding", "Tensor ids, Tensor[] table, str table_format, *, ScalarType? dtype=None",
     "narrowgate.ops.embedding.reference:embedding",
-    allocate=_allocate, check=_check, check_values=_check_values, flatten=_flatten,
+    allocate=_allocate, check=_check, check_values=_check_values, flatten=_flatten, remember=True,
 )  # fmt: skip
 
 
@@ -69,3 +70,6 @@ def embedding(
             [ 1., -2.]])
     """
     return _embedding(ids, *flatten(table), dtype=dtype, out=out, impl=impl)
+
+
+_embedding.add(host_kernel("narrowgate.ops.embedding.cpu:embedding"))

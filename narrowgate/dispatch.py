@@ -218,9 +218,10 @@ class Operator:
 
     # ---- choosing
     def _choose(self, args: tuple[Any, ...], kwargs: dict[str, Any], impl: str | None) -> Kernel:
-        if impl is None:  # the short way, for the usual call: the device's kernel, if it never refuses
+        if impl is None:  # the short way, for the usual call: the device's kernel, if it does not refuse
             usual = self.kernels.get(_HOME.get(_device(args, kwargs).type, ""))
-            if usual is not None and usual.refuse is _no_reasons and (usual.impl != "gpu" or not _no_gpu("cuda")):
+            takes = usual is not None and (usual.impl != "gpu" or not _no_gpu("cuda"))
+            if usual is not None and takes and not usual.refuse(*args, **kwargs):
                 return usual
         kernel, refusals, absent = self.candidates(args, kwargs, impl)
         if kernel is None:

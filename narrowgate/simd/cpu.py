@@ -190,6 +190,22 @@ def load_first_f32(b, address, count):
     return call(b, "llvm.masked.load.v16f32.p0", VF, pointer(b, address, VF), align, _first(b, count), none)
 
 
+def _first_shorts(b: ir.IRBuilder, address: ir.Value, count: ir.Value) -> ir.Value:
+    align, none = ir.Constant(_INT, 1), constant(0, VS)
+    return call(b, "llvm.masked.load.v16i16.p0", VS, pointer(b, address, VS), align, _first(b, count), none)
+
+
+@vector_op(F32, types.int64, types.int64)
+def load_first_bf16(b, address, count):
+    """The first `count` bfloat16 as float32, zeros in the other lanes; nothing beyond them is read."""
+    return b.bitcast(b.shl(b.zext(_first_shorts(b, address, count), VI), constant(16)), VF)
+
+
+@vector_op(F32, types.int64, types.int64)
+def load_first_f16(b, address, count):
+    return half_to_float(b, _first_shorts(b, address, count))
+
+
 @vector_op(I32, types.int64)
 def splat_u8(b, address):
     """The byte at an address in all lanes."""
@@ -272,6 +288,12 @@ def read_i32(b, address):
 @vector_op(types.float32, types.int64)
 def read_f32(b, address):
     return read(b, address, _FLOAT)
+
+
+@vector_op(types.float32, F32)
+def lane0(b, x):
+    """The first lane."""
+    return b.extract_element(x, ir.Constant(_INT, 0))
 
 
 @vector_op(types.none, types.int64, types.int64)
@@ -548,6 +570,45 @@ def _pairs(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
         half = [b.shuffle_vector(v, ir.Constant(v.type, ir.Undefined), pick) for v in (x, y)]
         parts.append(call(b, "llvm.x86.avx2.pmadd.wd", ir.VectorType(_INT, 8), *half))
     return _join(b, *parts)
+
+
+# ---- interleaved rows: 16 channels of 3 or 4 values each, apart and together again
+
+
+def _shuffle(b: ir.IRBuilder, x: ir.Value, y: ir.Value, index: list[int]) -> ir.Value:
+    return b.shuffle_vector(x, y, constant(index))
+
+
+def _every(step: int, first: int) -> Any:
+    """Of `step` vectors read one after the other, the lanes first, first + step, ..."""
+
+    def every(b, x, y, *more):
+        if step == 4:
+            even = [_shuffle(b, p, q, [first % 2 + 2 * i for i in range(16)]) for p, q in ((x, y), more)]
+            return _shuffle(b, *even, [first // 2 + 2 * i for i in range(16)])
+        wanted = [first + 3 * i for i in range(16)]
+        low = _shuffle(b, x, y, [min(i, 31) for i in wanted])
+        return _shuffle(b, low, more[0], [lane if i < 32 else i - 16 for lane, i in enumerate(wanted)])
+
+    return vector_op(F32, *(F32,) * step)(every)
+
+
+third_0, third_1, third_2 = (_every(3, j) for j in range(3))
+fourth_0, fourth_1, fourth_2, fourth_3 = (_every(4, j) for j in range(4))
+
+
+def _woven(part: int) -> Any:
+    """Vector `part` of the three that hold x[0], y[0], z[0], x[1], ..."""
+
+    def woven(b, x, y, z):
+        places = [divmod(16 * part + lane, 3) for lane in range(16)]
+        two = _shuffle(b, x, y, [i + 16 * (which == 1) for i, which in places])
+        return _shuffle(b, two, z, [16 + i if which == 2 else lane for lane, (i, which) in enumerate(places)])
+
+    return vector_op(F32, F32, F32, F32)(woven)
+
+
+woven_0, woven_1, woven_2 = (_woven(part) for part in range(3))
 
 
 # ---- scratch

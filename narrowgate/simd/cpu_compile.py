@@ -57,9 +57,11 @@ def _directory() -> Path:
 
 @functools.cache
 def _sources(file: str) -> str:
-    """A digest of the SIMD layer, of what reads packed codes, and of every kernel file beside the given one."""
+    """A digest of the SIMD layer, of what reads packed codes, and of the kernel files of every folder beside the given one's:
+    operators share the functions of each other's kernels."""
     digest, ours = hashlib.sha256(), Path(__file__).parent
-    for folder in (ours, ours.parent / "packing", Path(file).parent):
+    beside = {path for path in Path(file).parents[1].iterdir() if path.is_dir()}
+    for folder in sorted({ours, ours.parent / "packing", Path(file).parent, *beside}):
         for path in sorted(folder.glob("*cpu*.py")):
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()

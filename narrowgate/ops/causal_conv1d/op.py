@@ -10,10 +10,12 @@ from torch import Tensor
 
 from narrowgate.dispatch import Operator, checks_values
 from narrowgate.ops import checks, sequences
+from narrowgate.ops.host import host_kernel
 
 _REFERENCE = "narrowgate.ops.causal_conv1d.reference"
 STATES = (torch.float32, torch.bfloat16)
 CHUNK = 8  # tokens of one entry of a work descriptor
+WIDEST = 16  # taps that the CPU kernel takes
 
 
 def zeros_like_x(x: Tensor, *args: object, **kwargs: object) -> Tensor:
@@ -37,6 +39,14 @@ def check_common(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, state:
     checks.device(op, x, weight=weight, bias=bias, state=state)
     good = activation in ("silu", "none", None)
     checks.expect(op, good, f"expected activation to be 'silu', 'none' or None, got {activation!r}")
+
+
+def add_host_kernel(operator: Operator) -> None:
+    operator.add(host_kernel(f"narrowgate.ops.causal_conv1d.cpu:{operator.name}", refuse=_too_wide))
+
+
+def _too_wide(x: Tensor, weight: Tensor, *args: object, **kwargs: object) -> tuple[str, ...]:
+    return () if weight.shape[1] <= WIDEST else (f"at most {WIDEST} taps, got {weight.shape[1]}",)
 
 
 def _check_conv(
@@ -116,6 +126,9 @@ _causal_conv1d_step = Operator(
     'Tensor x, Tensor weight, Tensor? bias, Tensor(a!) state, *, str? activation="silu", Tensor? state_indices=None',
     f"{_REFERENCE}:causal_conv1d_step", allocate=zeros_like_x, check=_check_step, check_values=_check_step_values,
 )  # fmt: skip
+
+add_host_kernel(_causal_conv1d)
+add_host_kernel(_causal_conv1d_step)
 
 
 def causal_conv1d(

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from narrowgate.dispatch import Operator
 from narrowgate.ops import checks
+from narrowgate.ops.host import host_kernel
 
 _REFERENCE = "narrowgate.ops.elementwise.reference"
 
@@ -48,6 +49,10 @@ _convert = Operator(
     "convert", "Tensor x, ScalarType dtype", f"{_REFERENCE}:convert", allocate=_in_dtype, check=_check_convert,
     out_dtype="same",
 )  # fmt: skip
+
+
+for _operator in (_silu, _silu_mul, _relu2, _scale, _convert):
+    _operator.add(host_kernel(f"narrowgate.ops.elementwise.cpu:{_operator.name}"))
 
 
 def silu(x: Tensor, out: Tensor | None = None, *, impl: str | None = None) -> Tensor:

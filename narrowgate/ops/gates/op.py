@@ -10,6 +10,7 @@ from torch import Tensor
 
 from narrowgate.dispatch import Operator
 from narrowgate.ops import checks
+from narrowgate.ops.host import host_kernel
 
 _REFERENCE = "narrowgate.ops.gates.reference"
 
@@ -49,6 +50,9 @@ _gdn_decay = Operator(
     "gdn_decay", "Tensor alpha, Tensor dt_bias, Tensor neg_a",
     f"{_REFERENCE}:gdn_decay", allocate=_decays, check=_check_gdn_decay, has_out=False,
 )  # fmt: skip
+
+for _operator in (_gdn_gate, _gdn_decay):
+    _operator.add(host_kernel(f"narrowgate.ops.gates.cpu:{_operator.name}"))
 
 
 def gdn_gate(a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, *, impl: str | None = None) -> tuple[Tensor, Tensor]:

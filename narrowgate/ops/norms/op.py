@@ -7,6 +7,7 @@ from torch import Tensor
 
 from narrowgate.dispatch import Operator
 from narrowgate.ops import checks
+from narrowgate.ops.host import host_kernel
 
 _REFERENCE = "narrowgate.ops.norms.reference"
 
@@ -57,6 +58,9 @@ _rms_norm_gated = Operator(
     "rms_norm_gated", 'Tensor x, Tensor gate, Tensor weight, *, float eps, str activation="silu"',
     f"{_REFERENCE}:rms_norm_gated", allocate=_like, check=_check_rms_norm_gated,
 )  # fmt: skip
+
+for _operator in (_l2_norm, _rms_norm, _rms_norm_gated):
+    _operator.add(host_kernel(f"narrowgate.ops.norms.cpu:{_operator.name}"))
 
 
 def l2_norm(x: Tensor, *, eps: float = 1e-6, out: Tensor | None = None, impl: str | None = None) -> Tensor:

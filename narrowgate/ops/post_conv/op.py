@@ -7,6 +7,7 @@ from torch import Tensor
 
 from narrowgate.dispatch import Operator
 from narrowgate.ops import checks
+from narrowgate.ops.host import host_kernel
 
 _REFERENCE = "narrowgate.ops.post_conv.reference"
 
@@ -71,6 +72,9 @@ _gdn_post_conv = Operator(
     "int head_v_dim, float eps=1e-6",
     f"{_REFERENCE}:gdn_post_conv", allocate=_all_five, check=_check_post_conv, returns=5, has_out=False,
 )  # fmt: skip
+
+for _operator in (_split_qkv, _gdn_post_conv):
+    _operator.add(host_kernel(f"narrowgate.ops.post_conv.cpu:{_operator.name}"))
 
 
 def split_qkv(

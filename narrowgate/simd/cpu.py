@@ -290,6 +290,29 @@ def read_f32(b, address):
     return read(b, address, _FLOAT)
 
 
+@vector_op(types.float32, types.int64)
+def read_bf16(b, address):
+    return b.bitcast(b.shl(b.zext(read(b, address, _SHORT), _INT), ir.Constant(_INT, 16)), _FLOAT)
+
+
+@vector_op(types.float32, types.int64)
+def read_f16(b, address):
+    return b.fpext(b.bitcast(read(b, address, _SHORT), ir.HalfType()), _FLOAT)
+
+
+@vector_op(types.none, types.int64, F32)
+def write_bf16(b, address, x):
+    """The first lane rounded to bfloat16."""
+    b.store(b.extract_element(b.trunc(_bf16_bits(b, x), VS), ir.Constant(_INT, 0)), pointer(b, address, _SHORT), align=1)
+
+
+@vector_op(types.none, types.int64, F32)
+def write_f16(b, address, x):
+    """The first lane rounded to float16."""
+    half = b.bitcast(b.fptrunc(x, ir.VectorType(ir.HalfType(), LANES)), VS)
+    b.store(b.extract_element(half, ir.Constant(_INT, 0)), pointer(b, address, _SHORT), align=1)
+
+
 @vector_op(types.float32, F32)
 def lane0(b, x):
     """The first lane."""

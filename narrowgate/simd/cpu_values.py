@@ -67,7 +67,22 @@ def store_first(kind, address, value, count):
 @inline
 def read_value(kind, address):
     """One value."""
-    return simd.lane0(load_first(kind, address, 1))
+    if kind == FLOAT32:
+        return simd.read_f32(address)
+    if kind == BFLOAT16:
+        return simd.read_bf16(address)
+    return simd.read_f16(address)
+
+
+@inline
+def write_value(kind, address, value):
+    """One value, rounded to nearest even."""
+    if kind == FLOAT32:
+        simd.write_f32(address, value)
+    elif kind == BFLOAT16:
+        simd.write_bf16(address, simd.splat(value))
+    else:
+        simd.write_f16(address, simd.splat(value))
 
 
 @inline

@@ -23,7 +23,7 @@ from narrowgate.simd.cpu import inline
 from narrowgate.simd.cpu_compile import compiled
 from narrowgate.simd.cpu_rows import team
 from narrowgate.simd.cpu_threads import parallel
-from narrowgate.simd.cpu_values import KINDS, NONE, load, load_first, optional, read_index, size_of, store_first
+from narrowgate.simd.cpu_values import KINDS, NONE, load, load_first, optional, read_index, read_value, size_of, store_first, write_value
 
 CHANNELS = 256
 PITCH = 4 * CHANNELS  # bytes of a row of scratch
@@ -54,7 +54,7 @@ def spread(kind, source, stride, columns, channels, into):
             simd.store_f32(into + 4 * c + 3 * PITCH, simd.fourth_3(x, y, z, u))
     for c in range(whole, channels):
         for j in range(columns):
-            simd.write_f32(into + j * PITCH + 4 * c, simd.lane0(load_first(kind, source + c * stride + j * size, 1)))
+            simd.write_f32(into + j * PITCH + 4 * c, read_value(kind, source + c * stride + j * size))
 
 
 @inline
@@ -85,8 +85,7 @@ def keep(kind, to, stride, first, columns, channels, past, taps, x, x_stride, x_
         for j in range(columns):
             simd.store_f32(lanes, entry(past, taps, x, x_stride, x_kind, first + j, c, count))
             for i in range(count):
-                value = simd.splat(simd.read_f32(lanes + 4 * i))
-                store_first(kind, to + (c + i) * stride + j * size, value, 1)
+                write_value(kind, to + (c + i) * stride + j * size, simd.read_f32(lanes + 4 * i))
 
 
 @numba.njit

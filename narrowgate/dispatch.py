@@ -268,8 +268,8 @@ def plan(op: str, *args: Any, impl: str | None = None, **kwargs: Any) -> Plan:
     """What `op(*args, **kwargs)` would run: kernel, layout, workspace, summation, refusals. It runs nothing and sees no values.
 
     >>> import torch, narrowgate as ng
-    >>> ng.plan("l2_norm", torch.randn(3, 5)).impl
-    'reference'
+    >>> ng.plan("l2_norm", torch.randn(3, 5), impl="reference").kernel
+    'l2_norm'
     """
     if op not in OPERATORS:
         raise InputError(f"plan: expected one of {', '.join(sorted(OPERATORS))}, got {op!r}")

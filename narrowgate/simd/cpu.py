@@ -599,7 +599,7 @@ def _pairs(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
 
 
 def _shuffle(b: ir.IRBuilder, x: ir.Value, y: ir.Value, index: list[int]) -> ir.Value:
-    return b.shuffle_vector(x, y, constant(index))
+    return b.shuffle_vector(x, y, constant([*index]))
 
 
 def _every(step: int, first: int) -> Any:
@@ -607,8 +607,8 @@ def _every(step: int, first: int) -> Any:
 
     def every(b, x, y, *more):
         if step == 4:
-            even = [_shuffle(b, p, q, [first % 2 + 2 * i for i in range(16)]) for p, q in ((x, y), more)]
-            return _shuffle(b, *even, [first // 2 + 2 * i for i in range(16)])
+            low, high = (_shuffle(b, p, q, [first % 2 + 2 * i for i in range(16)]) for p, q in ((x, y), more))
+            return _shuffle(b, low, high, [first // 2 + 2 * i for i in range(16)])
         wanted = [first + 3 * i for i in range(16)]
         low = _shuffle(b, x, y, [min(i, 31) for i in wanted])
         return _shuffle(b, low, more[0], [lane if i < 32 else i - 16 for lane, i in enumerate(wanted)])

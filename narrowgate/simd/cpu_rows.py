@@ -6,6 +6,8 @@ from row to row. Tensors whose outer axes do not merge into two (no model has su
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from narrowgate.simd.cpu import inline
@@ -24,10 +26,10 @@ def row_at(rows, r):
     return rows[0] + r // rows[1] * rows[2] + r % rows[1] * rows[3]
 
 
-def _merged(t: Tensor) -> list[tuple[int, int]]:
-    """(extent, stride) of the outer axes, neighbours joined where one stride serves both; axes of extent 1 dropped."""
+def merged(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
+    """(extent, stride) of some axes, neighbours joined where one stride serves both; axes of extent 1 dropped."""
     axes: list[tuple[int, int]] = []
-    for n, s in zip(t.shape[:-1], t.stride(), strict=False):
+    for n, s in zip(shape, strides, strict=True):
         if n == 1:
             continue
         if axes and axes[-1][1] == n * s:
@@ -44,7 +46,7 @@ def rows(t: Tensor) -> Rows | None:
         return t.data_ptr(), 1, t.stride(0) * size, 0
     if t.is_contiguous():
         return t.data_ptr(), 1, t.shape[-1] * size if t.dim() else 0, 0
-    axes = _merged(t)
+    axes = merged(t.shape[:-1], t.stride()[:-1])
     if len(axes) > 2:
         return None
     if len(axes) < 2:

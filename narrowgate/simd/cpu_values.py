@@ -7,8 +7,6 @@ Also read here: indices (int32 or int64) and flags. Left out: strides along the 
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 

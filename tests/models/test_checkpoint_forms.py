@@ -41,7 +41,8 @@ def test_fused_and_separate_experts(kind, tmp_path):
     expected = reference(theirs, IDS)
     apart, together = ng.load(tmp_path / "apart").logits(IDS), ng.load(tmp_path / "fused").logits(IDS)
     assert relative(expected, apart) < 1e-4
-    assert torch.equal(apart, together)
+    # Not to the bit: torch's product with a matrix of one row (the shared gate's) depends on where in memory that row lies.
+    assert relative(apart, together) < 1e-6
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_next"])

@@ -23,7 +23,18 @@ from narrowgate.simd.cpu import inline
 from narrowgate.simd.cpu_compile import compiled
 from narrowgate.simd.cpu_rows import team
 from narrowgate.simd.cpu_threads import parallel
-from narrowgate.simd.cpu_values import KINDS, NONE, load, load_first, optional, read_index, read_value, size_of, store_first, write_value
+from narrowgate.simd.cpu_values import (
+    KINDS,
+    NONE,
+    load,
+    load_first,
+    optional,
+    read_index,
+    read_value,
+    size_of,
+    store_first,
+    write_value,
+)
 
 CHANNELS = 256
 PITCH = 4 * CHANNELS  # bytes of a row of scratch
@@ -89,7 +100,9 @@ def keep(kind, to, stride, first, columns, channels, past, taps, x, x_stride, x_
 
 
 @numba.njit
-def task(index, mode, x, weight, width, bias, state, out, tokens, channels_all, columns, slots, cu, indices, flags, accepted, silu):
+def task(
+    index, mode, x, weight, width, bias, state, out, tokens, channels_all, columns, slots, cu, indices, flags, accepted, silu
+):
     """x, out: (address, stride, kind); weight: the same; bias: (address, kind); state: (address, slot stride, channel stride,
     kind); cu, indices, flags, accepted: (address, bytes an entry)."""
     blocks = (channels_all + CHANNELS - 1) // CHANNELS

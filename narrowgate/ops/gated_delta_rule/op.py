@@ -17,10 +17,12 @@ from torch import Tensor
 
 from narrowgate.dispatch import Kernel, Operator
 from narrowgate.ops import checks, sequences
+from narrowgate.ops.host import host_kernel
 
 _REFERENCE = "narrowgate.ops.gated_delta_rule.reference"
 _COMPRESSED = "gdn_prefill: state must be f32; gather compressed cache rows first"
 FORMS = ("auto", "chunk", "recurrent")
+LONGEST = 2048  # values of a key that the CPU kernel takes
 
 
 def like_v(q: Tensor, k: Tensor, v: Tensor, *args: object, **kwargs: object) -> Tensor:
@@ -56,6 +58,12 @@ def check_state(op: str, state: Tensor, q: Tensor, v: Tensor) -> None:
     checks.dtype(op, "state", state)
     checks.writable(op, "state", state)
     checks.device(op, q, state=state)
+
+
+def too_long(*args: Any, **kwargs: Any) -> tuple[str, ...]:
+    """Why the CPU kernel does not take a call whose sixth argument is the state."""
+    state = args[5] if len(args) > 5 else kwargs["state"]
+    return () if state.shape[3] <= LONGEST else (f"keys of at most {LONGEST} values, got {state.shape[3]}",)
 
 
 def _check_prefill(
@@ -125,6 +133,15 @@ _gated_delta_rule_step = Operator(
     f"{_REFERENCE}:gated_delta_rule_step", allocate=like_v, check=_check_step, check_values=_check_step_values,
 )  # fmt: skip
 
+_gated_delta_rule.add(
+    host_kernel(
+        "narrowgate.ops.gated_delta_rule.cpu:gated_delta_rule",
+        refuse=too_long,
+        describe=lambda *_, form="auto", **__: {"contract": f"form {'recurrent' if form == 'auto' else form}"},
+    )
+)
+_gated_delta_rule_step.add(host_kernel("narrowgate.ops.gated_delta_rule.cpu:gated_delta_rule_step", refuse=too_long))
+
 
 def gated_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, cu_seqlens: Tensor | None, *, scale: float,
@@ -139,7 +156,7 @@ def gated_delta_rule(
     are zero. state_indices: [N], the slot of each sequence (None: sequence i has slot i); a negative one gives zero rows
     and stores nothing. has_initial_state: [N] bool, int8 or int32; False starts from zeros whatever the slot holds.
     form: "recurrent" (token by token), "chunk" (64 tokens at a time) or "auto", which chooses by dtype, head sizes and
-    device only: the reference takes "chunk". The two agree within tolerance, not bit for bit.
+    device only: the CPU kernel takes "recurrent", the reference "chunk". The two agree within tolerance, not bit for bit.
     Returns v's shape and dtype, or fills `out` (any of the three dtypes). Math in float32. Raises InputError.
     Source: SPEC D1 to D9, D49; Yang, Kautz and Hatamizadeh, "Gated Delta Networks" (2024).
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from narrowgate.dispatch import Operator
 from narrowgate.ops import checks
-from narrowgate.ops.gated_delta_rule.op import check_scale
+from narrowgate.ops.gated_delta_rule.op import check_scale, too_long
+from narrowgate.ops.host import host_kernel
 
 _OP = "gated_delta_rule_packed_step"
 
@@ -65,6 +66,8 @@ _packed_step = Operator(
     "float? scale, bool round_beta=True",
     f"narrowgate.ops.gated_delta_rule.reference:{_OP}", allocate=_allocate, check=_check, check_values=_check_values,
 )  # fmt: skip
+
+_packed_step.add(host_kernel(f"narrowgate.ops.gated_delta_rule.cpu:{_OP}", refuse=too_long))
 
 
 def gated_delta_rule_packed_step(

@@ -10,7 +10,8 @@ from torch import Tensor
 from narrowgate.dispatch import Operator, checks_values
 from narrowgate.errors import InputError
 from narrowgate.ops import checks, sequences
-from narrowgate.ops.gated_delta_rule.op import check_inputs, check_state, like_v
+from narrowgate.ops.gated_delta_rule.op import check_inputs, check_state, like_v, too_long
+from narrowgate.ops.host import host_kernel
 
 _OP = "gated_delta_rule_speculative_step"
 
@@ -70,6 +71,8 @@ _speculative_step = Operator(
     "Tensor num_accepted, *, float? scale",
     f"narrowgate.ops.gated_delta_rule.reference:{_OP}", allocate=like_v, check=_check, check_values=_check_values,
 )  # fmt: skip
+
+_speculative_step.add(host_kernel(f"narrowgate.ops.gated_delta_rule.cpu:{_OP}", refuse=too_long))
 
 
 def gated_delta_rule_speculative_step(

@@ -50,14 +50,42 @@ def task(
     for t in range(index * per_task, min((index + 1) * per_task, tokens)):
         into = beta + t * heads * 4 if beta != 0 else 0
         gate_row(
-            a + t * a_stride, b + t * b_stride, kind, b_kind, heads, A_log, A_kind, dt_bias, dt_kind, negated, g + t * heads * 4, into
+            a + t * a_stride,
+            b + t * b_stride,
+            kind,
+            b_kind,
+            heads,
+            A_log,
+            A_kind,
+            dt_bias,
+            dt_kind,
+            negated,
+            g + t * heads * 4,
+            into,
         )
 
 
 def gates(
     a, a_stride, kind, b, b_stride, b_kind, tokens, heads, per_task, A_log, A_kind, dt_bias, dt_kind, negated, g, beta, team
 ):  # fmt: skip
-    arguments = (a, a_stride, kind, b, b_stride, b_kind, tokens, heads, per_task, A_log, A_kind, dt_bias, dt_kind, negated, g, beta)
+    arguments = (
+        a,
+        a_stride,
+        kind,
+        b,
+        b_stride,
+        b_kind,
+        tokens,
+        heads,
+        per_task,
+        A_log,
+        A_kind,
+        dt_bias,
+        dt_kind,
+        negated,
+        g,
+        beta,
+    )
     parallel(task, arguments, (tokens + per_task - 1) // per_task, team)
 
 

@@ -77,7 +77,9 @@ def _run(
         per_head = (gates[2].data_ptr(), KINDS[gates[2].dtype], gates[3].data_ptr(), KINDS[gates[3].dtype])
     q, v = outs[0], outs[2]
     sizes = (tokens, q.shape[1], q.shape[2], v.shape[1], v.shape[2])
-    kernel()(_row(mixed), sizes, addresses, int(gates is not None), a, b, per_head, max(1, TASK // width), eps, team(tokens * width))
+    kernel()(
+        _row(mixed), sizes, addresses, int(gates is not None), a, b, per_head, max(1, TASK // width), eps, team(tokens * width)
+    )
 
 
 def split_qkv(mixed: Tensor, *, num_k_heads: int, head_k_dim: int, head_v_dim: int, out: tuple[Tensor, Tensor, Tensor]) -> None:

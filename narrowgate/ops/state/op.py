@@ -4,11 +4,14 @@ There is no "no slot" here: a negative index is an error, as is one past the end
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from narrowgate.dispatch import Operator
 from narrowgate.ops import checks
+from narrowgate.ops.host import host_kernel
 
 _REFERENCE = "narrowgate.ops.state.reference"
 
@@ -82,6 +85,17 @@ _copy_rows = Operator(
     allocate=None, check=_check_copy, returns=0, has_out=False,
     check_values=lambda dst, src, indices: checks.selection("copy_rows", indices, dst.shape[0], unique=True),
 )  # fmt: skip
+
+
+def _scattered(*args: Any, **kwargs: Any) -> tuple[str, ...]:
+    """Slots whose rows have more than two strides between them are left to the reference."""
+    tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and t.dim() > 4]
+    plain = all(t.is_contiguous() for t in tensors)
+    return () if plain else ("slots of more than four axes that are not contiguous",)
+
+
+for _operator in (_gather_state, _scatter_state, _select_rows, _copy_rows):
+    _operator.add(host_kernel(f"narrowgate.ops.state.cpu:{_operator.name}", refuse=_scattered))
 
 
 def gather_state(

@@ -40,6 +40,15 @@ def sub_rn(a, b):
 
 
 @triton.jit
+def widen(x):
+    """bfloat16, float16 or float32 as float32, exactly; the interpreter loses bfloat16's subnormals on its own way."""
+    if INTERPRETED and x.dtype == tl.bfloat16:
+        return (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    else:
+        return x.to(tl.float32)
+
+
+@triton.jit
 def round_to(x, dtype: tl.constexpr):
     """float32 to `dtype` (float32, bfloat16, float16), nearest even; NaN stays NaN."""
     if INTERPRETED and dtype == tl.bfloat16:
@@ -55,3 +64,12 @@ def round_to(x, dtype: tl.constexpr):
 def through(x, dtype: tl.constexpr):
     """float32 rounded to `dtype` and read back."""
     return round_to(x, dtype).to(tl.float32)
+
+
+@triton.jit
+def bound(n):
+    """A scalar as the bound of a loop. The interpreter holds it as an array of one element, which numpy 2.4 makes no integer of."""
+    if INTERPRETED:
+        return n.handle.data.item()
+    else:
+        return n

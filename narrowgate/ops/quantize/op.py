@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from narrowgate.dispatch import Operator
+from narrowgate.dispatch import Kernel, Operator
 from narrowgate.errors import InputError
 from narrowgate.formats import Scheme, element
 from narrowgate.formats import scheme as find_scheme
@@ -80,6 +80,7 @@ _quantize = Operator(
     "narrowgate.ops.quantize.reference:quantize",
     allocate=_allocate, check=_check, returns="list", has_out=False, flatten=_flatten,
 )  # fmt: skip
+_quantize.add(Kernel("gpu", "narrowgate.ops.quantize.gpu:quantize"))
 
 
 def quantize(

@@ -62,7 +62,8 @@ def constants(name: str, rule: str) -> Constants:
         record.method, float(high)
     )
     return Constants(
-        tl.constexpr(record.method), tl.constexpr(rule), kind.bits, kind.mantissa_bits, kind.bias, kind.max if floating else 0.0, kind.emax if floating else 0,
+        tl.constexpr(record.method), tl.constexpr(rule), kind.bits, kind.mantissa_bits, kind.bias,
+        kind.max if floating else 0.0, kind.emax if floating else 0,
         float(low), float(high), divisor, record.method in _SIGNED, element(stored).bits, stored == "float16",
         nan_scale(stored), NAN_CODE if floating and kind.has_nan else 0,
     )  # fmt: skip

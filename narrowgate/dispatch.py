@@ -31,6 +31,13 @@ OPERATORS: dict[str, Operator] = {}
 IMPLS = ("reference", "cpu", "gpu")
 _HOME = {"cpu": "cpu", "cuda": "gpu"}  # device type -> the impl that its calls take
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_TAKES: dict[str, Any] = {
+    "Tensor": torch.Tensor,
+    "float": (int, float),
+    "int": int,
+    "bool": bool,
+    "str": str,
+}  # of a schema's types
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 _strict = contextvars.ContextVar("narrowgate_strict", default=False)
@@ -188,6 +195,8 @@ class Operator:
         kernel.load()(*args, **kwargs, out=out)
 
     def _check_out(self, out: torch.Tensor, dtype: torch.dtype, device: torch.device) -> None:
+        if torch.is_grad_enabled() and out.requires_grad:
+            raise UnsupportedError(f"{self.name}: inference only; expected an out that requires no grad (use torch.no_grad())")
         if out.device != device:
             raise InputError(f"{self.name}: expected out on {device}, got {out.device}")
         allowed = _FLOATS if self.out_dtype == "float" and dtype in _FLOATS else (dtype,)
@@ -202,6 +211,25 @@ class Operator:
         return None if self.allocate is None else self.allocate(*args, **kwargs)
 
     def _guard(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            self._checked(args, kwargs)
+        except (AttributeError, TypeError) as error:  # a check that broke down: most often an argument is no tensor at all
+            wrong = self._mistyped(args, kwargs)
+            raise (InputError(f"{self.name}: {wrong}") if wrong else error) from None
+
+    def _mistyped(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """The first argument whose Python type is none that the schema takes, in words, or ""."""
+        schema = self._default._schema.arguments
+        given = {**dict(zip((a.name for a in schema), args, strict=False)), **kwargs}
+        for argument in schema:
+            kind, value = str(argument.type), given.get(argument.name, argument.default_value)
+            optional, kind = kind.startswith("Optional["), kind.removeprefix("Optional[").rstrip("]")
+            takes = _TAKES.get(kind)
+            if takes is not None and not (value is None and optional) and not isinstance(value, takes):
+                return f"expected {argument.name} of type {kind}, got {type(value).__name__}"
+        return ""
+
+    def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         seen = _signature(args, kwargs) if self.remember else None
         if seen is None or seen not in self.passed:
             if torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(args, kwargs)):

@@ -56,6 +56,7 @@ def load(
 def open_checkpoint(path: str | Path) -> tuple[ModelFolder, HybridConfig, list[Source], Store, list[str]]:
     """Everything that can be known, and refused, from names, shapes and settings: no tensor data has been read."""
     folder = ModelFolder(path)
+    folder.eos_ids  # noqa: B018  read here, so that a bad one is known before the long part
     where = str(folder.path / "config.json")
     model = family(folder.config, where)
     config = model.read_config(folder.config, where)

@@ -71,7 +71,7 @@ class Model:
         self.path, self.raw_config, self.tokenizer = folder.path, folder.config, folder.tokenizer
         self.config, self.decoder, self.dtype, self.device, self.notices = config, decoder, dtype, device, notices
         self.scheme, self.overrides = choice.default, choice.overrides
-        self.eos_ids = _eos_ids(folder)
+        self.eos_ids = folder.eos_ids
 
     # ---- running
     def logits(self, token_ids: Tensor | Sequence[Any], *, last_only: bool = False) -> Tensor:
@@ -274,14 +274,3 @@ def _lengths(ids: Tensor, batch: int, cu_seqlens: Tensor | Sequence[int] | None)
     if edges[0] != 0 or edges[-1] != ids.shape[0] or any(type(n) is not int or n < 0 for n in lengths):
         raise InputError(f"step: expected cu_seqlens rising from 0 to {ids.shape[0]}, got {edges}")
     return lengths
-
-
-def _eos_ids(folder: ModelFolder) -> frozenset[int]:
-    """generation_config.json first, then config.json; one id or a list."""
-    inner = folder.config.get("text_config") or {}
-    for settings in (folder.generation_config, folder.config, inner):
-        found = settings.get("eos_token_id")
-        if found is not None:
-            ids = found if isinstance(found, list) else [found]
-            return frozenset(i for i in ids if type(i) is int)
-    return frozenset()

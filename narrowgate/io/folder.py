@@ -42,6 +42,25 @@ class ModelFolder:
         return read_json(path) if path.exists() else {}
 
     @cached_property
+    def eos_ids(self) -> frozenset[int]:
+        """Which ids end a generation: generation_config.json first, then config.json; one id or a list."""
+        inner = self.config.get("text_config") or {}
+        for name, settings in (
+            ("generation_config.json", self.generation_config),
+            ("config.json", self.config),
+            ("config.json", inner),
+        ):
+            found = settings.get("eos_token_id")
+            if found is not None:
+                ids = found if isinstance(found, list) else [found]
+                if any(type(i) is not int for i in ids):
+                    raise FileError(
+                        f"{self.path / name}: eos_token_id: expected a token id or a list of them, got {str(found)[:80]}"
+                    )
+                return frozenset(ids)
+        return frozenset()
+
+    @cached_property
     def tokenizer(self) -> Tokenizer | None:
         return Tokenizer(self.path) if (self.path / "tokenizer.json").exists() else None
 

@@ -61,6 +61,8 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     """Name -> place of every tensor in `path`. Raises FileError, one line, if the file is not exactly what it claims."""
     try:
         size = path.stat().st_size
+        if not path.is_file():  # a pipe or a device would be read for ever
+            raise FileError(f"{path}: expected a file")
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if size < 8:

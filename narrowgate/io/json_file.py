@@ -15,6 +15,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in `path`, as it is written: nothing is defaulted and nothing renamed."""
     try:
         size = path.stat().st_size
+        if not path.is_file():  # a pipe or a device would be read for ever
+            raise FileError(f"{path}: expected a file")
         if size > MAX_JSON_BYTES:
             raise FileError(f"{path}: expected at most {MAX_JSON_BYTES} bytes of JSON, got {size}")
         value = json.loads(path.read_text(encoding="utf-8"))

@@ -107,9 +107,13 @@ class Store:
         if record is None:
             return take(name)
         w = _unflattened([take(f"{name}.{suffix}") for suffix in _suffixes(record)], record, f"{self._where}: {name!r}")
-        if record["scheme"] != w.scheme:
-            raise FileError(f"{self._where}: {name!r}: said to be {record['scheme']!r}, but holds {w.scheme!r}")
+        self._is_named(name, w)
         return w
+
+    def _is_named(self, name: str, w: PackedTensor) -> None:
+        said = self._records[name]["scheme"]
+        if said != w.scheme:
+            raise FileError(f"{self._where}: {name!r}: said to be {said!r}, but holds {w.scheme!r}")
 
     def close(self) -> None:
         """Drop the mappings that no tensor holds any more."""
@@ -121,7 +125,9 @@ class Store:
         for suffix in _suffixes(record):
             info = self._checkpoint.info(f"{name}.{suffix}")
             stand_ins.append(torch.empty(info.shape, dtype=info.dtype, device="meta"))
-        _unflattened(stand_ins, record, f"{self._where}: quantization_config: {name!r}")
+        w = _unflattened(stand_ins, record, f"{self._where}: quantization_config: {name!r}")
+        if w.codebook is None and w.zero_points is None:  # else values decide the name, and `read` looks at them
+            self._is_named(name, w)
 
 
 def _unflattened(tensors: list[Tensor], record: Mapping[str, Any], where: str) -> PackedTensor:

@@ -20,6 +20,8 @@ class Tokenizer:
         from tokenizers import Tokenizer as Rust
 
         path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise FileError(f"{path}: expected a file")
         try:
             self._rust = Rust.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
@@ -62,7 +64,7 @@ def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
 def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
     """chat_template.jinja first, then the key in tokenizer_config.json: a text, or a list of which "default" is taken."""
     path = folder / "chat_template.jinja"
-    if path.exists():
+    if path.is_file():
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:

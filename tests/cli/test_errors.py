@@ -42,6 +42,12 @@ def claim_more(header):
     )
 
 
+def special(path):
+    """A device that can be read for ever."""
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/zero")
+
+
 DAMAGE = {
     "missing file": (lambda f: (f / FILE).unlink(), FILE),
     "truncated file": (lambda f: (f / FILE).write_bytes((f / FILE).read_bytes()[:-100]), "truncated"),
@@ -56,6 +62,9 @@ DAMAGE = {
     "no config": (lambda f: (f / "config.json").unlink(), "config.json"),
     "config not JSON": (lambda f: (f / "config.json").write_text("{"), "not JSON"),
     "unknown model type": (lambda f: edit_config(f, model_type="llama"), "got 'llama'"),
+    "a device for a config": (lambda f: special(f / "config.json"), "expected a file"),
+    "eos of words": (lambda f: edit_config(f, eos_token_id="<end>"), "eos_token_id: expected a token id"),
+    "generation settings no object": (lambda f: (f / "generation_config.json").write_text("[]"), "expected a JSON object"),
     "foreign quantization": (lambda f: edit_config(f, quantization_config={"quant_method": "awq"}), "'awq'"),
 }
 COMMANDS = {
@@ -214,3 +223,12 @@ def test_sigterm_while_writing_leaves_nothing(tiny, tmp_path, capsys, monkeypatc
     assert ended.value.code == 143
     assert capsys.readouterr().err == "narrowgate: terminated\n"
     assert not list(tmp_path.iterdir())
+
+
+def test_inspect_sees_a_scheme_that_lies(tiny, tmp_path, run):
+    packed = tmp_path / "packed"
+    assert run("quantize", tiny, packed, "--scheme", "mxfp4")[0] == 0
+    config = json.loads((packed / "config.json").read_text())
+    next(iter(config["quantization_config"]["tensors"].values()))["scheme"] = "nvfp4"
+    (packed / "config.json").write_text(json.dumps(config))
+    one_line(run("inspect", packed), "said to be 'nvfp4', but holds 'mxfp4'")

@@ -22,7 +22,7 @@ from narrowgate.simd.cpu_scales import load_scale, load_scales
 from narrowgate.simd.cpu_threads import parallel
 
 CHUNK = 1024
-INDEX = 10  # beside the kinds of fields_cpu.py: a table of any length in memory, codes of 8 or 16 bits
+INDEX = 11  # beside the kinds of fields_cpu.py: a table of any length in memory, codes of 8 or 16 bits
 FLAT, BYTES, LANES = range(3)  # where a row's codes are: a run of bits, one code a byte, words apart
 SUBTRACT, MULTIPLY, FIRST, TIMES, ADD = range(5)  # FIRST and TIMES make the offset, ADD joins it
 LEVEL = 8  # int64 fields of a level: operation, scale kind, address, scales a row, block, apart, by place, bytes of a scale

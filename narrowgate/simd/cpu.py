@@ -123,6 +123,12 @@ def load_u8(b, address):
     return b.zext(read(b, address, VB), VI)
 
 
+@vector_op(I32, types.int64)
+def load_i8(b, address):
+    """Sixteen bytes, sign-extended."""
+    return b.sext(read(b, address, VB), VI)
+
+
 @vector_op(F32, types.int64)
 def load_bf16(b, address):
     """Sixteen bfloat16 as float32: a shift."""

@@ -66,7 +66,7 @@ def task(
     # The last task of a matrix may have fewer vectors of rows: then its last one is computed again, and not stored.
     stride, last = units * unit, min(rows, tiles - first) - 1
     base = words + first * units * unit
-    space, results = simd.scratch(8192), simd.scratch(1024)
+    space, results = simd.scratch(16384), simd.scratch(1024)
     for group in range((tokens_all + tokens - 1) // tokens):
         total = tile.zeros(rows, tokens)
         source = x + group * units * values * tokens * 4

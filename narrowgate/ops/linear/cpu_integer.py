@@ -82,7 +82,7 @@ def _unsigned(b: ir.IRBuilder, kind: int, word: ir.Value, shift: int, table: ir.
     """Four biased codes of each lane, one a byte."""
     if kind == fields.SIGNED8:
         return b.xor(word, constant(-0x7F7F7F80))  # 0x80 in every byte
-    mask = 0x0F0F0F0F if kind == fields.TABLE4 else 0x03030303
+    mask = 0x0F0F0F0F if fields.BITS[kind] == 4 else 0x03030303
     shifted = b.lshr(word, constant(shift)) if shift else word
     return simd.permute_bytes.emit(b, table, b.and_(shifted, constant(mask)))
 
@@ -190,9 +190,12 @@ def _row(row, x, stride, k, codes, scales, astray):
         simd.store_first_f32(scales + (row * blocks + b) * 4, scale, 1)
 
 
-def quantize_rows(x, stride, rows, k, codes, scales, astray, team):
-    """x [rows, k] float32 to int8_g32; `astray` (int32) becomes 1 if a value is not finite."""
-    parallel(_row, (x, stride, k, codes, scales, astray), rows, team)
+@inline
+def _even(octet):
+    """Bytes 0, 2, 4 and 6 of a 64-bit word, side by side."""
+    octet = octet & 0x00FF00FF00FF00FF
+    octet = (octet | simd.shift_down(octet, 8)) & 0x0000FFFF0000FFFF
+    return octet | simd.shift_down(octet, 16)
 
 
 @numba.njit
@@ -208,23 +211,81 @@ def _group(group, codes, scales, rows, tokens, blocks, units, values, run, runs,
             for r in range(runs):
                 simd.write_i32(corrections + ((group * runs + r) * tokens + t) * 4, 0)
             continue
-        line = codes + row * width
-        for word in range(units * parts):
-            k, value = values * (word // parts) + word % parts, 0
-            for byte in range(4):
-                value |= simd.read_u8(line + k + byte * parts) << (8 * byte)
-            simd.write_i32(x + ((group * units * parts + word) * tokens + t) * 4, value)
+        line, spot, step = codes + row * width, x + (group * units * parts * tokens + t) * 4, tokens * 4
+        if parts == 1:
+            for unit in range(units):
+                simd.write_i32(spot + unit * step, simd.read_i32(line + 4 * unit))
+        elif parts == 2:
+            for unit in range(units):
+                octet = simd.read_u64(line + 8 * unit)  # 0 1 2 3 4 5 6 7: the even bytes are one word, the odd ones the next
+                simd.write_i32(spot + 2 * unit * step, _even(octet))
+                simd.write_i32(spot + (2 * unit + 1) * step, _even(simd.shift_down(octet, 8)))
+        else:
+            for word in range(units * parts):
+                k, value = values * (word // parts) + word % parts, 0
+                for byte in range(4):
+                    value |= simd.read_u8(line + k + byte * parts) << (8 * byte)
+                simd.write_i32(spot + word * step, value)
         for b in range(blocks):
             simd.write_f32(x_scales + ((group * blocks + b) * tokens + t) * 4, simd.read_f32(scales + (row * blocks + b) * 4))
         for r in range(runs):
             total = 0
-            for k in range(r * run, min((r + 1) * run, width)):
-                total += simd.read_i8(line + k)
+            for k in range(r * run, min((r + 1) * run, width), 16):  # a run is whole sixteens, and codes end in zeros
+                total += simd.total_i32(simd.load_i8(line + k))
             simd.write_i32(corrections + ((group * runs + r) * tokens + t) * 4, -bias * total)
 
 
-def arrange(codes, scales, rows, tokens, blocks, units, values, run, runs, bias, x, x_scales, corrections, team):
-    """Rows of codes to words for the dot product: int32 [groups, units * values / 4, tokens], word j of a unit holding the
-    values j, j + p, j + 2p, j + 3p with p = values / 4; scales and corrections [groups, blocks or runs, tokens]."""
-    arguments = (codes, scales, rows, tokens, blocks, units, values, run, runs, bias, x, x_scales, corrections)
-    parallel(_group, arguments, (rows + tokens - 1) // tokens, team)
+@numba.njit
+def _lay_out(
+    group,
+    x,
+    stride,
+    k,
+    codes,
+    scales,
+    astray,
+    rows,
+    tokens,
+    blocks,
+    units,
+    values,
+    run,
+    runs,
+    bias,
+    into,
+    x_scales,
+    corrections,
+):
+    for row in range(group * tokens, min((group + 1) * tokens, rows) if x != 0 else 0):
+        _row(row, x, stride, k, codes, scales, astray)
+    _group(group, codes, scales, rows, tokens, blocks, units, values, run, runs, bias, into, x_scales, corrections)
+
+
+def lay_out(
+    x, stride, k, codes, scales, astray, rows, tokens, blocks, units, values, run, runs, bias, into, x_scales, corrections, team
+):  # fmt: skip
+    """x [rows, k] float32 to int8_g32 and then to words for the dot product; `astray` (int32) becomes 1 if a value is not finite.
+    With x = 0 the codes (int8 [rows, blocks * 32]) and scales (float32) are given.
+
+    Words: int32 [groups, units * values / 4, tokens], word j of a unit holding the values j, j + p, j + 2p, j + 3p with
+    p = values / 4; scales and corrections [groups, blocks or runs, tokens]."""
+    arguments = (
+        x,
+        stride,
+        k,
+        codes,
+        scales,
+        astray,
+        rows,
+        tokens,
+        blocks,
+        units,
+        values,
+        run,
+        runs,
+        bias,
+        into,
+        x_scales,
+        corrections,
+    )
+    parallel(_lay_out, arguments, (rows + tokens - 1) // tokens, team)

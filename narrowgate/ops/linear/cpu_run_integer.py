@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from narrowgate.simd.cpu_compile import compiled
 from narrowgate.simd.cpu_threads import threads
 
 _WORD = types.int64
+_NOTHING = torch.zeros(16, dtype=torch.int32)
+_ALONE = 1 << 15  # values that one thread quantizes sooner than a second one wakes
 
 
 @lru_cache(maxsize=64)
@@ -34,11 +36,11 @@ def tile(rows: int) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=64)
-def _octets(values: tuple[int, ...], unit: float) -> tuple[Tensor, int]:
-    """(64 bytes of biased codes and the unit as float32, the bias)."""
-    bias = max(0, -min(values))
+def _octets(values: Tensor, unit: float) -> tuple[Tensor, int]:
+    """(64 bytes of biased codes and the unit as float32, the bias). `values` is one object for an element and zero point."""
+    bias = max(0, -int(values.min()))
     table = torch.zeros(68, dtype=torch.uint8)
-    table[:64] = (torch.tensor(values, dtype=torch.int32) + bias).to(torch.uint8).repeat(64 // len(values))
+    table[:64] = (values + bias).to(torch.uint8).repeat(64 // len(values))
     table[64:] = torch.tensor([unit]).view(torch.uint8)
     return table, bias
 
@@ -46,43 +48,54 @@ def _octets(values: tuple[int, ...], unit: float) -> tuple[Tensor, int]:
 def byte_table(w: Weight, tensors: list[Tensor]) -> tuple[Tensor, int]:
     """What the kernel looks bytes up in, and the bias to take off. Raises UnsupportedError for codes that are no integers."""
     if w.kind == SIGNED8:
-        return _octets((0,) * 16, 1.0)[0], 128
-    values, unit = integer_table(w, tensors)
-    return _octets(tuple(values.tolist()), unit)
+        return _octets(_NOTHING, 1.0)[0], 128
+    return _octets(*integer_table(w, tensors))
 
 
-def _codes(x: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 codes [M, blocks * 32] and float32 scales [M, blocks] of x [M, K] in int8_g32."""
-    m, k = x.shape
-    blocks = -(-k // 32)
+def _given(x: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 codes [M, blocks * 32] and float32 scales [M, blocks] by the quantizer itself, which knows what is not finite."""
+    packed = quantize_input(x, NAME)
+    codes = torch.nn.functional.pad(packed.codes().view(torch.int8), (0, -x.shape[1] % 32)).contiguous()
+    return codes, packed.scales[0].values(packed.shape).contiguous()
+
+
+def _lay_out(w: Weight, x: Tensor, tokens: int, runs: int, lift: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(words, scales, corrections) of x [M, K] as the kernel reads them."""
+    (m, k), length = x.shape, run_length(w)
+    blocks, groups = -(-k // 32), -(-m // tokens)
     x = x.float()
     x = x if x.stride(1) == 1 else x.contiguous()
     codes, scales = torch.empty(m, blocks * 32, dtype=torch.int8), torch.empty(m, blocks)
+    words = torch.empty(groups, w.units * w.values // 4, tokens, dtype=torch.int32)
+    arranged, corrections = torch.empty(groups, blocks, tokens), torch.empty(groups, runs, tokens, dtype=torch.int32)
     astray = torch.zeros(1, dtype=torch.int32)
-    run = compiled(cpu_integer.quantize_rows, (_WORD,) * 8, "")
-    run(x.data_ptr(), 4 * x.stride(0), m, k, codes.data_ptr(), scales.data_ptr(), astray.data_ptr(), threads())
+    run, team = _layer(), threads() if m * k > _ALONE else 1
+
+    def call(address: int) -> None:
+        run(
+            address, 4 * x.stride(0), k, codes.data_ptr(), scales.data_ptr(), astray.data_ptr(), m, tokens, blocks, w.units,
+            w.values, length, runs, lift, words.data_ptr(), arranged.data_ptr(), corrections.data_ptr(), team,
+        )  # fmt: skip
+
+    call(x.data_ptr())
     if astray.item():  # the rule for what is not finite is the quantizer's: saturate or refuse
-        packed = quantize_input(x, NAME)
-        codes = torch.nn.functional.pad(packed.codes().view(torch.int8), (0, blocks * 32 - k)).contiguous()
-        scales = packed.scales[0].values(packed.shape).contiguous()
-    return codes, scales
+        codes, scales = _given(x)
+        call(0)
+    return words, arranged, corrections
+
+
+@cache
+def _layer() -> Any:
+    return compiled(cpu_integer.lay_out, (_WORD,) * 18, "")
 
 
 def integer(w: Weight, tensors: list[Tensor], x: Tensor, bias: Tensor | None, out: Tensor, matrix: int = 0) -> None:
     """out [M, N] = x [M, K] in int8_g32 times w[matrix]^T, + bias, by the contract of integer.py."""
     m, (rows, tokens) = x.shape[0], tile(x.shape[0])
     table, lift = byte_table(w, tensors)
-    codes, scales = _codes(x)
-    length, blocks, groups = run_length(w), scales.shape[1], -(-m // tokens)
+    length = run_length(w)
     runs = -(-w.k // length)
-    words = torch.empty(groups, w.units * w.values // 4, tokens, dtype=torch.int32)
-    arranged = torch.empty(groups, blocks, tokens)
-    corrections = torch.empty(groups, runs, tokens, dtype=torch.int32)
-    run = compiled(cpu_integer.arrange, (_WORD,) * 14, "")
-    run(
-        codes.data_ptr(), scales.data_ptr(), m, tokens, blocks, w.units, w.values, length, runs, lift, words.data_ptr(),
-        arranged.data_ptr(), corrections.data_ptr(), threads(),
-    )  # fmt: skip
+    words, arranged, corrections = _lay_out(w, x, tokens, runs, lift)
     outer = None if w.outer_index is None else tensors[w.outer_index].view(torch.float32).reshape(-1)
     if outer is not None and w.outer_rows:
         outer = whole_tiles(outer[matrix * w.n : (matrix + 1) * w.n], w)

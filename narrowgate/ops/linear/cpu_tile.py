@@ -64,7 +64,7 @@ def _unit(
     b: ir.IRBuilder, kind: int, rows: int, tokens: int, sums: list[ir.Value], words: ir.Value, stride: ir.Value,
     last: ir.Value, x: ir.Value, low: ir.Value, high: ir.Value,
 ) -> list[ir.Value]:  # fmt: skip
-    values, count = fields.unit(kind)
+    count = fields.unit(kind)[1]
     read = []
     for r in range(rows):
         row = ir.Constant(_LONG, r)
@@ -72,12 +72,12 @@ def _unit(
         for i in range(count):
             simd.prefetch.emit(b, _at(b, base, AHEAD + 64 * i))
         read.append([simd.read(b, _at(b, base, 64 * i), VI, 4) for i in range(count)])
-    for j in range(values):
-        decoded = [fields.decode(b, kind, fields.field(b, kind, read[r], j), low, high) for r in range(rows)]
+    decoded = zip(*(fields.unit_values(b, kind, word, low, high) for word in read), strict=True)
+    for j, weights in enumerate(decoded):
         for t in range(tokens):
             factor = simd.splat_at.emit(b, _at(b, x, 4 * (j * tokens + t)))
             for r in range(rows):
-                sums[r * tokens + t] = simd.fma.emit(b, decoded[r], factor, sums[r * tokens + t])
+                sums[r * tokens + t] = simd.fma.emit(b, weights[r], factor, sums[r * tokens + t])
     return sums
 
 

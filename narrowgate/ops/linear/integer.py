@@ -10,14 +10,14 @@ threads and implementations agree bit for bit. A weight that does not qualify me
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
 
 from narrowgate.errors import UnsupportedError
 from narrowgate.formats import codebook, element
-from narrowgate.ops.linear.reading import SIGNED8, TABLE2, TABLE4, Weight, reading
+from narrowgate.ops.linear.reading import PAIR4, SIGNED8, TABLE2, TABLE4, Weight, reading
 from narrowgate.packing import PackedTensor
 
 NAME = "int8_g32"
@@ -29,7 +29,7 @@ def integer_reading(described: str) -> tuple[Weight | None, str]:
     weight, reason = reading(described)
     if weight is None:
         return None, reason
-    if weight.kind not in (TABLE4, TABLE2, SIGNED8):
+    if weight.kind not in (TABLE4, PAIR4, TABLE2, SIGNED8):
         return None, f"{weight.element} is no element of small integers"
     if weight.blocks > 1 and weight.block != 16 and weight.block % 32:
         return None, f"scale blocks of {weight.block} values, neither 16 nor a multiple of 32"
@@ -57,13 +57,20 @@ def run_length(w: Weight) -> int:
 def integer_table(w: Weight, tensors: list[Tensor]) -> tuple[Tensor, float]:
     """(int32 [2**bits]: every code as an integer, the unit they count in). Raises UnsupportedError for other codebooks."""
     zero = 0 if w.zero_index is None else int(tensors[w.zero_index].item())
-    if w.table_index is not None:
-        values = tensors[w.table_index].view(torch.float32)
-        if not torch.equal(values, codebook("iq4_nl")):
-            raise UnsupportedError("a codebook that is not one of integers")
-        return values.to(torch.int32) - zero, 1.0
-    unit = 0.5 if w.element == "float4_e2m1fn" else 1.0
-    values = element(w.element).decode(torch.arange(2**w.bits)) / unit
+    if w.table_index is not None and not torch.equal(tensors[w.table_index].view(torch.float32), _iq4_nl()):
+        raise UnsupportedError("a codebook that is not one of integers")
+    return _integers(w.element, zero)
+
+
+@cache
+def _iq4_nl() -> Tensor:
+    return codebook("iq4_nl")
+
+
+@lru_cache(maxsize=256)
+def _integers(name: str, zero: int) -> tuple[Tensor, float]:
+    unit, kind = (0.5 if name == "float4_e2m1fn" else 1.0), element(name)
+    values = _iq4_nl() if kind.kind == "index" else kind.decode(torch.arange(2**kind.bits)) / unit
     return values.to(torch.int32) - zero, unit
 
 

@@ -20,7 +20,7 @@ from narrowgate.formats import element
 from narrowgate.packing.operand import DENSE, parse
 
 # The kinds of field, in the numbering of packing/fields_cpu.py (which may not be imported here: it needs Numba).
-TABLE4, TABLE2, TABLE6, SIGNED8, UNSIGNED8, E4M3, E5M2, BFLOAT16, FLOAT16, FLOAT32 = range(10)
+TABLE4, TABLE2, TABLE6, SIGNED8, UNSIGNED8, E4M3, E5M2, BFLOAT16, FLOAT16, FLOAT32, PAIR4 = range(11)
 _KINDS = {
     "int8": SIGNED8, "uint8": UNSIGNED8, "float8_e4m3fn": E4M3, "float8_e5m2": E5M2, "bfloat16": BFLOAT16,
     "float16": FLOAT16, "float32": FLOAT32, "float6_e2m3fn": TABLE6, "float6_e3m2fn": TABLE6,
@@ -88,8 +88,10 @@ def read_weight(described: str) -> Weight:
     zero = None
     if record["zero_points"] is not None:
         zero = 1 + len(record["scales"])
-        if prod(_grid(shape, record["zero_points"]["block"])) != 1 or number not in (TABLE4, TABLE2, UNSIGNED8):
+        if prod(_grid(shape, record["zero_points"]["block"])) != 1 or number not in (TABLE4, PAIR4, TABLE2, UNSIGNED8):
             raise UnsupportedError("zero points by block, or on an element that reads no table")
+        if record["zero_points"]["element"] not in ("uint2", "uint4", "uint8"):
+            raise UnsupportedError(f"a zero point in {record['zero_points']['element']}")
     inner, outer = _levels(record["scales"], shape)
     block, blocks, scale, layout = max(k, 1), 1, (0, 0), ""
     if inner is not None:
@@ -119,7 +121,7 @@ def _kind(name: str, bits: int) -> int:
     if name in _KINDS:
         return _KINDS[name]
     if bits == 4:
-        return TABLE4
+        return TABLE4 if name == "index4" else PAIR4  # every value less a zero point of 8 bits is a bfloat16
     if bits == 2:
         return TABLE2
     raise UnsupportedError(f"the element {name}")

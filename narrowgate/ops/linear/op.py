@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -230,17 +231,24 @@ def grouped_linear(
     return _grouped(*args, **kwargs, impl=impl)
 
 
-# ---- the CPU's kernels
+# ---- the kernels
 
 
-def _describe(op: str) -> Callable[..., dict[str, Any]]:
+def _describe(impl: str, op: str) -> Callable[..., dict[str, Any]]:
     def describe(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        from narrowgate.ops.linear import cpu
-
-        return cpu.describe(op, *args, **kwargs)
+        return importlib.import_module(f"narrowgate.ops.linear.{impl}").describe(op, *args, **kwargs)
 
     return describe
 
 
+def _refuse(op: str) -> Callable[..., Sequence[str]]:
+    def refuse(*args: Any, **kwargs: Any) -> Sequence[str]:
+        return importlib.import_module("narrowgate.ops.linear.gpu").refuse(op, *args, **kwargs)
+
+    return refuse
+
+
 for _operator in (_linear, _matmul, _grouped):
-    _operator.add(Kernel("cpu", f"narrowgate.ops.linear.cpu:{_operator.name}", describe=_describe(_operator.name)))
+    _name = _operator.name
+    _operator.add(Kernel("cpu", f"narrowgate.ops.linear.cpu:{_name}", describe=_describe("cpu", _name)))
+    _operator.add(Kernel("gpu", f"narrowgate.ops.linear.gpu:{_name}", _refuse(_name), _describe("gpu", _name)))

@@ -1,0 +1,173 @@
+"""The products on the GPU: which route a call takes.
+
+* `gpu_dense`: dense operands, and packed ones decoded into a workspace: into float32 where x is float32 or packed itself (exact),
+  else into x's dtype, a slice of at most WORKSPACE bytes at a time. 16-bit operands of one dtype go to the vendor's product,
+  unless the call asks for batch invariance.
+Quantized activations (`input_scheme`) are quantized, decoded and multiplied as values."""
+
+from __future__ import annotations
+
+from math import gcd, prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from narrowgate.ops.linear import gpu_dense
+from narrowgate.ops.linear.activations import as_rows, quantize_input, row_scaled
+from narrowgate.ops.linear.integer import integer_weight
+from narrowgate.ops.linear.op import WORKSPACE
+from narrowgate.packing import Operand, PackedTensor, unflatten
+
+_WAVE = 132 * 128 * 128  # outputs that fill the device with the vendor's tiles: below, it may split k
+
+
+def _decoded(w: PackedTensor, dtype: torch.dtype) -> Tensor:
+    return w.dequantize(dtype)
+
+
+def _read(x: list[Tensor], x_format: str, input_scheme: str | None) -> Tensor:
+    """[M, K] dense: a plain x as it is, anything else decoded to float32."""
+    operand = unflatten(x, x_format) if input_scheme is None else quantize_input(x[0], input_scheme)
+    dense = _decoded(operand, torch.float32) if isinstance(operand, PackedTensor) else operand
+    return dense if dense.dim() == 2 else as_rows(dense)
+
+
+def slices(w: Operand, itemsize: int) -> list[tuple[int, int]]:
+    """Bounds along the first axis: as many rows (experts, k) as the workspace holds, never a part of a scale block."""
+    extent, row = w.shape[0], prod(w.shape[1:]) * itemsize
+    if not isinstance(w, PackedTensor) or extent * row <= WORKSPACE:
+        return [(0, extent)]
+    unit = 1
+    for scale in w.all_scales:
+        if scale.block[0] < extent:
+            unit = unit * scale.block[0] // gcd(unit, scale.block[0])
+    step = max(WORKSPACE // max(row, 1) // unit * unit, unit)
+    if step >= 32:  # words and swizzled scales are cut without a copy at multiples of 32 rows
+        step = step // (32 * unit) * 32 * unit or step
+    return [(i, min(i + step, extent)) for i in range(0, extent, step)]
+
+
+def _part(w: Operand, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+    if not isinstance(w, PackedTensor):
+        return w[start:stop]
+    return _decoded(w if (start, stop) == (0, w.shape[0]) else w.rows(start, stop), dtype)
+
+
+def _vendor(x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """By the vendor's library, float32 sums; where it may split k it writes float32, and the rounding is ours."""
+    if x.shape[0] * w.shape[0] >= _WAVE and out.dtype == x.dtype and (bias is None or bias.dtype == x.dtype):
+        y = torch.mm(x, w.T) if bias is None else torch.addmm(bias, x, w.T)
+    else:
+        y = torch.mm(x, w.T, out_dtype=torch.float32)
+        if bias is not None:
+            y += bias.float()
+    out.copy_(y)
+
+
+def _vendor_takes(x: Tensor, w_dtype: torch.dtype, batch_invariant: bool) -> bool:
+    return x.is_cuda and x.dtype == w_dtype and x.dtype != torch.float32 and not batch_invariant
+
+
+def _product(x: Tensor, w: Operand, bias: Tensor | None, out: Tensor, batch_invariant: bool) -> None:
+    """out [M, N] = x w^T + bias, w [N, K] as a whole or a slice of its rows at a time."""
+    dtype = x.dtype if isinstance(w, PackedTensor) else w.dtype
+    if x.shape[1] == 0:
+        out.zero_() if bias is None else out.copy_(bias.float().expand_as(out))
+        return
+    for start, stop in slices(w, dtype.itemsize):
+        dense, part = _part(w, start, stop, dtype), None if bias is None else bias[start:stop]
+        into = out[:, start:stop]
+        if _vendor_takes(x, dtype, batch_invariant):
+            _vendor(x, dense, part, into)
+        else:
+            gpu_dense.product(x, dense, into, part)
+
+
+# ---- operators
+
+
+@row_scaled
+def linear(
+    x: list[Tensor], x_format: str, w: list[Tensor], w_format: str, bias: Tensor | None = None, *,
+    input_scheme: str | None = None, out_dtype: torch.dtype | None = None, batch_invariant: bool = False, out: Tensor,
+) -> None:  # fmt: skip
+    rows, weight = _read(x, x_format, input_scheme), unflatten(w, w_format)
+    if out.numel() == 0:
+        return
+    if out.dim() == 2:
+        _product(rows, weight, bias, out, batch_invariant)
+    else:
+        y = torch.empty(rows.shape[0], out.shape[-1], dtype=out.dtype, device=out.device)
+        _product(rows, weight, bias, y, batch_invariant)
+        out.copy_(y.view(out.shape))
+
+
+def matmul(
+    a: list[Tensor], a_format: str, b: list[Tensor], b_format: str, *,
+    out_dtype: torch.dtype | None = None, batch_invariant: bool = False, out: Tensor,
+) -> None:  # fmt: skip
+    left, right = unflatten(a, a_format), unflatten(b, b_format)
+    if out.numel() == 0:
+        return
+    if left.shape[1] == 0:
+        out.zero_()
+        return
+    packed = isinstance(left, PackedTensor), isinstance(right, PackedTensor)
+    dtype = torch.float32 if packed[0] else left.dtype
+    for i, j in slices(left, dtype.itemsize):
+        rows, into = _part(left, i, j, dtype), out[i:j]
+        cuts = slices(right, dtype.itemsize)
+        total = None
+        for start, stop in cuts:
+            w = _part(right, start, stop, dtype).T
+            last = stop == right.shape[0]
+            y = into if last else torch.empty(into.shape, dtype=torch.float32, device=out.device)
+            gpu_dense.product(rows[:, start:stop], w, y, total=total)
+            total = y
+
+
+@row_scaled
+def grouped_linear(
+    x: list[Tensor], x_format: str, w: list[Tensor], w_format: str, group_sizes: Tensor, *,
+    input_scheme: str | None = None, out_dtype: torch.dtype | None = None, batch_invariant: bool = False, out: Tensor,
+) -> None:  # fmt: skip
+    rows, weight = _read(x, x_format, input_scheme), unflatten(w, w_format)
+    if out.numel() == 0:
+        return
+    if rows.shape[1] == 0 or weight.shape[0] == 0:
+        out.zero_()
+        return
+    plan = gpu_dense.schedule(group_sizes, rows.shape[0], gpu_dense.block_rows())
+    dtype = rows.dtype if isinstance(weight, PackedTensor) else weight.dtype
+    for start, stop in slices(weight, dtype.itemsize):
+        gpu_dense.product(rows, _part(weight, start, stop, dtype), out, plan=plan, first_expert=start)
+
+
+# ---- what the plan says
+
+
+def refuse(op: str, *args: Any, input_scheme: str | None = None, **kwargs: Any) -> tuple[str, ...]:
+    """Integer activations on a weight of integers have a contract of their own (integer.py), which no kernel here follows yet."""
+    if op == "matmul":
+        return ()
+    w, w_format = (args[2], args[3]) if len(args) > 3 else (kwargs["w"], kwargs["w_format"])
+    if integer_weight(w, w_format, input_scheme)[0] is not None:
+        return ("int8_g32 activations on a weight of integers",)
+    return ()
+
+
+def describe(op: str, *args: Any, batch_invariant: bool = False, input_scheme: str | None = None, **kwargs: Any) -> dict[str, Any]:
+    """The plan's fields of a call."""
+    names = ("a", "a_format", "b", "b_format") if op == "matmul" else ("x", "x_format", "w", "w_format")
+    x, x_format, _, w_format = (*args, *(kwargs[name] for name in names[len(args) :]))[:4]
+    dtype = x[0].dtype if x_format == "dense" and input_scheme is None else torch.float32
+    packed = "dense" not in (x_format, w_format) or w_format != "dense"
+    vendor = op == "linear" and dtype != torch.float32 and not batch_invariant
+    how = "the vendor's 16-bit product" if vendor else "one kernel and one order of k for any number of rows"
+    read = f"weights decoded to {str(dtype).removeprefix('torch.')} in slices" if packed else "dense"
+    return {
+        "reveals": str(dtype).removeprefix("torch."), "batch_invariant": not vendor,
+        "workspace_bytes": WORKSPACE if packed else 0,
+        "contract": f"{input_scheme or 'exact'} activations; {read}; {how}; float32 sums, never TF32",
+    }  # fmt: skip

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from narrowgate.errors import InputError
-from narrowgate.packing import containers, fp6, lanes, rows, swizzle, words
+from narrowgate.packing import containers, fp6, lanes, planes, rows, swizzle, words
 from narrowgate.packing.layout import Layout
 
 _LAYOUTS: dict[str, Layout] = {m.LAYOUT.name: m.LAYOUT for m in (words, fp6, containers, rows, swizzle, lanes)}
-_LAYOUTS[lanes.UNITS.name] = lanes.UNITS
+_LAYOUTS |= {chosen.name: chosen for chosen in (lanes.UNITS, *planes.LAYOUTS, planes.COLUMNS)}
 
-SCALE_LAYOUTS = ("rows@1", "swizzle_128x4@1", "words@1", "lanes16_units@1")
+SCALE_LAYOUTS = ("rows@1", "swizzle_128x4@1", "words@1", "lanes16_units@1", "columns@1")
 
 
 def layout(name: str) -> Layout:

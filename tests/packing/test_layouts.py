@@ -176,7 +176,8 @@ def test_padding_bytes_are_no_data():
 # ---- every layout as a bijection
 WIDTHS = {"words@1": (2, 4, 8, 16, 32), "fp6_bytes@1": (6,), "bytes@1": (2, 4, 6, 8),
           "rows@1": (2, 4, 6, 8, 16, 32), "swizzle_128x4@1": (8,),
-          "lanes16@1": (2, 4, 6, 8, 16, 32), "lanes16_units@1": (8, 16, 32)}  # fmt: skip
+          "lanes16@1": (2, 4, 6, 8, 16, 32), "lanes16_units@1": (8, 16, 32),
+          "planes16@1": (2, 4, 6, 8), "planes32@1": (2, 4, 6, 8), "planes64@1": (2, 4, 6, 8), "columns@1": (8, 16, 32)}  # fmt: skip
 
 
 def test_the_registry_is_covered():
@@ -245,3 +246,17 @@ def test_an_expert_in_lanes_is_a_view(bits):
         assert part.untyped_storage().data_ptr() == stored.untyped_storage().data_ptr()
         assert torch.equal(lanes.unpack(part, bits, (18, 9)), codes[e])
     assert torch.equal(lanes.take_rows(stored[:2], bits, (18, 9), 3, 11, (8, 9)), lanes.pack(codes[0, 3:11].contiguous(), bits))
+
+
+def test_parts_stand_above_each_other_in_planes():
+    codes = torch.arange(2 * 40).view(2, 40) % 16
+    stored = layout("planes16@1").pack(codes.to(torch.uint8), 4)
+    assert tuple(stored.shape) == (2, 1, 2, 16)  # two units of 32 values, the second one short
+    assert int(stored[0, 0, 1, 3]) == int(codes[1, 3]) | int(codes[1, 19]) << 4
+    assert int(stored[1, 0, 0, 7]) == int(codes[0, 39]) and int(stored[1, 0, 0, 8]) == 0
+    six = torch.arange(64).view(1, 64)
+    first, second, third = layout("planes16@1").pack(six.to(torch.uint8), 6)[0, :, 0, 5].tolist()
+    assert (first & 63, second & 63, third & 63) == (5, 21, 37)
+    assert (first >> 6) | (second >> 6) << 2 | (third >> 6) << 4 == 53
+    scales = layout("columns@1").pack(torch.arange(6).view(2, 3).int() * 500, 16)
+    assert scales.tolist() == [[0, 1500], [500, 2000], [1000, 2500]]

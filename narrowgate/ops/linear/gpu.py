@@ -1,5 +1,7 @@
 """The products on the GPU: which route a call takes.
 
+* `gpu_packed`: a prepared weight (`ng.prepare`: planes of codes, columns of scales) and few rows of a 16-bit x, or any number
+  of rows under `batch_invariant`. The weight is read in place, once for every tile of rows.
 * `gpu_dense`: dense operands, and packed ones decoded into a workspace: into float32 where x is float32 or packed itself (exact),
   else into x's dtype, a slice of at most WORKSPACE bytes at a time. 16-bit operands of one dtype go to the vendor's product,
   unless the call asks for batch invariance.
@@ -13,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from narrowgate.ops.linear import gpu_dense
+from narrowgate.ops.linear import gpu_dense, gpu_run
 from narrowgate.ops.linear.activations import as_rows, quantize_input, row_scaled
 from narrowgate.ops.linear.integer import integer_weight
 from narrowgate.ops.linear.op import WORKSPACE
-from narrowgate.packing import Operand, PackedTensor, unflatten
+from narrowgate.packing import Operand, PackedTensor, operand_shape, unflatten
 
+FEW = 64  # rows of x up to which a weight is read in place
 _WAVE = 132 * 128 * 128  # outputs that fill the device with the vendor's tiles: below, it may split k
 
 
@@ -84,6 +87,20 @@ def _product(x: Tensor, w: Operand, bias: Tensor | None, out: Tensor, batch_inva
             gpu_dense.product(x, dense, into, part)
 
 
+def in_place(w_format: str, dtype: torch.dtype, m: int, batch_invariant: bool) -> tuple[gpu_run.Form | None, str]:
+    """(the weight that the packed kernels read, "") or (None, why this call decodes it first)."""
+    form, reason = gpu_run.form(w_format)
+    if form is None:
+        return None, reason
+    if dtype == torch.float32:
+        return None, "float32 activations"
+    if form.k == 0:
+        return None, "no k"
+    if m > FEW and not batch_invariant:
+        return None, f"more than {FEW} rows"
+    return form, ""
+
+
 # ---- operators
 
 
@@ -92,14 +109,16 @@ def linear(
     x: list[Tensor], x_format: str, w: list[Tensor], w_format: str, bias: Tensor | None = None, *,
     input_scheme: str | None = None, out_dtype: torch.dtype | None = None, batch_invariant: bool = False, out: Tensor,
 ) -> None:  # fmt: skip
-    rows, weight = _read(x, x_format, input_scheme), unflatten(w, w_format)
+    rows = _read(x, x_format, input_scheme)
     if out.numel() == 0:
         return
-    if out.dim() == 2:
-        _product(rows, weight, bias, out, batch_invariant)
+    y = out if out.dim() == 2 else torch.empty(rows.shape[0], out.shape[-1], dtype=out.dtype, device=out.device)
+    form, _ = in_place(w_format, rows.dtype, rows.shape[0], batch_invariant)
+    if form is not None:
+        gpu_run.packed(form, w, rows, bias, y, gpu_run.tile(form, rows.shape[0], batch_invariant))
     else:
-        y = torch.empty(rows.shape[0], out.shape[-1], dtype=out.dtype, device=out.device)
-        _product(rows, weight, bias, y, batch_invariant)
+        _product(rows, unflatten(w, w_format), bias, y, batch_invariant)
+    if y is not out:
         out.copy_(y.view(out.shape))
 
 
@@ -113,8 +132,7 @@ def matmul(
     if left.shape[1] == 0:
         out.zero_()
         return
-    packed = isinstance(left, PackedTensor), isinstance(right, PackedTensor)
-    dtype = torch.float32 if packed[0] else left.dtype
+    dtype = torch.float32 if isinstance(left, PackedTensor) else left.dtype
     for i, j in slices(left, dtype.itemsize):
         rows, into = _part(left, i, j, dtype), out[i:j]
         cuts = slices(right, dtype.itemsize)
@@ -157,15 +175,28 @@ def refuse(op: str, *args: Any, input_scheme: str | None = None, **kwargs: Any) 
     return ()
 
 
-def describe(op: str, *args: Any, batch_invariant: bool = False, input_scheme: str | None = None, **kwargs: Any) -> dict[str, Any]:
+def describe(
+    op: str, *args: Any, batch_invariant: bool = False, input_scheme: str | None = None, **kwargs: Any
+) -> dict[str, Any]:
     """The plan's fields of a call."""
     names = ("a", "a_format", "b", "b_format") if op == "matmul" else ("x", "x_format", "w", "w_format")
     x, x_format, _, w_format = (*args, *(kwargs[name] for name in names[len(args) :]))[:4]
     dtype = x[0].dtype if x_format == "dense" and input_scheme is None else torch.float32
+    shape = operand_shape(x, x_format)
+    form, reason = (None, "") if op == "matmul" else in_place(w_format, dtype, prod(shape[:-1]), batch_invariant)
+    if form is not None:
+        chosen = gpu_run.tile(form, prod(shape[:-1]), batch_invariant)
+        workspace = 0 if chosen.splits == 1 else chosen.splits * prod(shape[:-1]) * form.n * 4
+        return {
+            "layout": f"planes{form.part}@1", "tile": (chosen.bn, chosen.bm), "reveals": "float32",
+            "batch_invariant": batch_invariant, "workspace_bytes": workspace,
+            "contract": "codes placed exactly into 16-bit operands, float32 sums of a scale block times its scale, read in place",
+        }  # fmt: skip
     packed = "dense" not in (x_format, w_format) or w_format != "dense"
     vendor = op == "linear" and dtype != torch.float32 and not batch_invariant
     how = "the vendor's 16-bit product" if vendor else "one kernel and one order of k for any number of rows"
-    read = f"weights decoded to {str(dtype).removeprefix('torch.')} in slices" if packed else "dense"
+    because = f" ({reason})" if reason and packed else ""
+    read = f"weights decoded to {str(dtype).removeprefix('torch.')} in slices{because}" if packed else "dense"
     return {
         "reveals": str(dtype).removeprefix("torch."), "batch_invariant": not vendor,
         "workspace_bytes": WORKSPACE if packed else 0,

@@ -20,7 +20,7 @@ from narrowgate.tile.gpu_math import INTERPRETED, bound, round_to
 TILE = {True: (16, 64, 64), False: (32, 64, 16)}  # whether the operands are 16-bit: (rows, outputs, k) of a tile
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["experts", "tokens", "tiles"])
 def _schedule_kernel(sizes_ptr, plan_ptr, experts, tokens, tiles, BLOCK_M: tl.constexpr, E: tl.constexpr):
     """plan[i] = (expert, first row, end) of the i-th tile; expert -1 for rows past the last group, first row = end past all."""
     e = tl.arange(0, E)
@@ -59,7 +59,7 @@ def schedule(group_sizes: Tensor, tokens: int, block_m: int) -> Tensor:
     return plan
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "N", "K", "first_expert", "experts"])
 def _dense_kernel(
     x_ptr, w_ptr, bias_ptr, total_ptr, out_ptr, plan_ptr, M, N, K, first_expert, experts,
     stride_xm, stride_xk, stride_we, stride_wn, stride_wk, stride_om, stride_on,

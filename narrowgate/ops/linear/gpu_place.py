@@ -1,0 +1,126 @@
+"""Codes to tensor-core operands: bits are placed, never converted (SPEC A9, A11).
+
+One line of assembly takes four bytes of a `planes` layout and gives the four values of one part in bfloat16 or float16, exactly.
+* Integers go into the mantissa under a fixed exponent, whose value one packed subtraction takes away again.
+* Small floats are shifted under the operand's own exponent and lifted by one packed product with a power of two. Subnormal codes
+  are subnormal there too, which the arithmetic keeps. Codes that are no number (E4M3's NaN, E5M2's top exponent) get an exponent
+  of ones.
+Between 1.4 instructions a value (int4) and 4.3 (E4M3, a third of it for its NaN). Every step is exact: that is why scales may
+meet the float32 sums. The strings are built here, once a format; under the interpreter `gpu_packed` decodes with tile.gpu_decode."""
+
+from __future__ import annotations
+
+from functools import cache
+
+_EXPONENT = {"bf16": 8, "f16": 5}  # bits
+_MANTISSA = {"bf16": 7, "f16": 10}
+_SMALL = {  # exponent bits, mantissa bits, bias, smallest magnitude that is no plain number
+    "float4_e2m1fn": (2, 1, 1, None), "float6_e2m3fn": (2, 3, 1, None), "float6_e3m2fn": (3, 2, 3, None),
+    "float8_e4m3fn": (4, 3, 7, 0x7F), "float8_e5m2": (5, 2, 15, 0x7C),
+}  # fmt: skip
+_INTEGERS = {"int2": (2, True), "int4": (4, True), "int8": (8, True), "uint2": (2, False), "uint4": (4, False)}
+
+
+def _lut(rule: str) -> str:
+    """The look-up byte of lop3 for a rule in a, b, c."""
+    return hex(eval(rule, {"a": 0xF0, "b": 0xCC, "c": 0xAA}) & 0xFF)
+
+
+_AND_OR, _AND_XOR = _lut("(a & b) | c"), _lut("(a & b) ^ c")
+
+
+def _power(exponent: int, kind: str) -> int:
+    """The bits of 2^exponent."""
+    return (exponent + 2 ** (_EXPONENT[kind] - 1) - 1) << _MANTISSA[kind]
+
+
+def _twice(half: int) -> str:
+    return hex(half << 16 | half)
+
+
+def _four(byte: int) -> str:
+    return hex(byte * 0x01010101)
+
+
+@cache
+@cache
+def place(element: str, part: int, kind: str, zero_point: bool = False) -> str:
+    """Assembly: $2 four bytes (of plane 0; $3, $4 of planes 1 and 2 for the last part of 6 bits), $0 and $1 two values each.
+
+    kind: "bf16" or "f16". With `zero_point` an unsigned integer stays 2^7 (2^10) too large, for the caller to subtract.
+    """
+    body = _integer(element, part, kind, zero_point) if element in _INTEGERS else _small(element, part, kind)
+    return "{ .reg .b32 t, u, h, g; .reg .pred p; " + body + " }"
+
+
+def _integer(element: str, part: int, kind: str, zero_point: bool) -> str:
+    bits, signed = _INTEGERS[element]
+    top = _power(_MANTISSA[kind], kind)  # one unit of the mantissa is 1
+    high = top >> 8
+    if bits == 8 and kind == "bf16":  # seven bits fit: v = (128 + low seven) - (128 or, if negative, 256)
+        steps = []
+        for i, selector in enumerate(("0x4140", "0x4342")):
+            steps.append(f"prmt.b32 h, $2, {_four(high)}, {selector}; and.b32 g, h, 0xff80ff80; and.b32 h, h, 0xff7fff7f;")
+            steps.append(f"sub.bf16x2 ${i}, h, g;")
+        return " ".join(steps)
+    half = 1 << (bits - 1) if signed else 0
+    offset = top if zero_point else top | half
+    mask = (1 << bits) - 1
+    steps = [f"shr.b32 t, $2, {bits * part};" if part else "mov.b32 t, $2;"]
+    steps.append(f"lop3.b32 t, t, {_four(mask)}, {_four(half)}, {_AND_XOR};")
+    for i, selector in enumerate(("0x4140", "0x4342")):
+        if zero_point:
+            steps.append(f"prmt.b32 ${i}, t, {_four(high)}, {selector};")
+        else:
+            steps.append(f"prmt.b32 h, t, {_four(high)}, {selector}; sub.{kind}x2 ${i}, h, {_register(offset)};")
+    return _constants(steps)
+
+
+def _register(half: int) -> str:
+    return f"%{_twice(half)}%"
+
+
+def _constants(steps: list[str]) -> str:
+    """Immediates that a packed instruction does not take, moved into a register (hoisted out of loops by the assembler)."""
+    text = " ".join(steps)
+    found = sorted({piece for i, piece in enumerate(text.split("%")) if i % 2})
+    moves = ""
+    for i, value in enumerate(found):
+        text = text.replace(f"%{value}%", f"c{i}")
+        moves += f".reg .b32 c{i}; mov.b32 c{i}, {value}; "
+    return moves + text
+
+
+def _small(element: str, part: int, kind: str) -> str:
+    exponent, mantissa, bias, special = _SMALL[element]
+    bits = 1 + exponent + mantissa
+    shift = _EXPONENT[kind] - exponent
+    field = ((1 << (exponent + mantissa)) - 1) << (_MANTISSA[kind] - mantissa)
+    steps = _left_aligned(bits, part)
+    lift = 2 ** (_EXPONENT[kind] - 1) - 1 - bias
+    if special is not None:
+        steps.append("and.b32 u, t, 0x7f7f7f7f;")
+        steps.append(f"add.u32 u, u, {_four(0x80 - special)}; and.b32 u, u, 0x80808080; setp.ne.b32 p, u, 0;")
+    ones = ((1 << _EXPONENT[kind]) - 1) << _MANTISSA[kind]
+    for i, (selector, replicate) in enumerate((("0x1404", "0x9988"), ("0x3424", "0xbbaa"))):
+        steps.append(f"prmt.b32 h, t, 0, {selector}; shr.b32 g, h, {shift}; and.b32 g, g, {_twice(field)};")
+        steps.append(f"lop3.b32 h, h, 0x80008000, g, {_AND_OR};")
+        result = f"mul.{kind}x2 ${i}, h, {_register(_power(lift, kind))};" if lift else f"mov.b32 ${i}, h;"
+        steps.append(result)
+        if special is not None:
+            steps.append(f"@p prmt.b32 g, u, 0, {replicate}; @p lop3.b32 ${i}, g, {_twice(ones)}, ${i}, {_AND_OR};")
+    return _constants(steps)
+
+
+def _left_aligned(bits: int, part: int) -> list[str]:
+    """t: four codes, the sign of each on top of its byte, zeros below."""
+    if bits == 8:
+        return ["mov.b32 t, $2;"]
+    if bits == 4:
+        return ["and.b32 t, $2, 0xf0f0f0f0;"] if part else ["shl.b32 t, $2, 4; and.b32 t, t, 0xf0f0f0f0;"]
+    if part < 3:
+        return ["shl.b32 t, $2, 2; and.b32 t, t, 0xfcfcfcfc;"]
+    return [
+        "shr.b32 t, $2, 4; and.b32 t, t, 0x0c0c0c0c; shr.b32 u, $3, 2;"
+        f"lop3.b32 t, u, 0x30303030, t, {_AND_OR}; lop3.b32 t, $4, 0xc0c0c0c0, t, {_AND_OR};"
+    ]

@@ -1,0 +1,103 @@
+"""The GPU products: under Triton's interpreter here, on the device where there is one, and what is compiled for sm_90."""
+
+import pytest
+import torch
+from gpu_scripts import run_script
+
+import narrowgate as ng
+
+pytest.importorskip("triton")
+
+PREPARED = """
+    import torch
+    import narrowgate as ng
+    from narrowgate.ops.linear import gpu_run
+    from narrowgate.ops.linear.prepare import for_gpu
+    from narrowgate.packing import flatten
+
+    NAMES = ("int4_g128", "int4_g32", "int2_g32", "int8_channel", "q8_0", "nvfp4", "mxfp4", "mxfp6_e2m3", "mxfp6_e3m2",
+             "mxfp8_e4m3", "mxfp8_e5m2")
+
+    def prepared(name, n, k):
+        w = ng.quantize(torch.randn(n, k, generator=torch.Generator().manual_seed(k)), name)
+        tensors, described = flatten(for_gpu(w))
+        form, reason = gpu_run.form(described)
+        assert form is not None, reason
+        return w, tensors, form
+"""
+CLOSE = """
+    for name in NAMES:
+        k = 288
+        w, tensors, form = prepared(name, 20, k)
+        one_hot = torch.eye(k)[[0, 17, 150, k - 1]].bfloat16()
+        x = torch.cat([one_hot, torch.randn(2, k).bfloat16()])
+        for tile in (gpu_run.Tile(16, 8, 2, 2, 1), gpu_run.Tile(16, 8, 1, 2, 2)):
+            y = torch.empty(6, 20)
+            gpu_run.packed(form, tensors, x, None, y, tile)
+            dense = w.dequantize()
+            assert torch.equal(y[:4], dense.T[[0, 17, 150, k - 1]] + 0.0), name
+            want = x.double() @ dense.double().T
+            assert (y - want).norm() <= 1e-6 * want.norm(), name
+"""
+CASES = """
+    from narrowgate.conformance.run import all_cases, run
+
+    for op in ("linear", "matmul", "grouped_linear"):
+        for case in all_cases()[op][::7]:
+            if "4096" in case.name or "10944" in case.name or case.full:
+                continue
+            result = run(case, getattr(ng, op), impl="gpu")
+            assert result.status == "held", (op, case.name, result.status, result.detail)
+"""
+COMPILED = """
+    from narrowgate.tile.gpu_offline import compiling
+
+    with compiling() as kernels:
+        for name in NAMES:
+            for dtype in (torch.bfloat16, torch.float16):
+                _, tensors, form = prepared(name, 32, 256)
+                tile = gpu_run.tile(form, 1, False)
+                gpu_run.packed(form, tensors, torch.zeros(1, 256, dtype=dtype), None, torch.zeros(1, 32, dtype=dtype), tile)
+    assert len(kernels) >= 2 * len(NAMES)
+    for kernel in kernels:
+        ptx = kernel.asm["ptx"]
+        if "packed_kernel" not in kernel.metadata.name:
+            continue
+        assert "mma.sync.aligned.m16n8k16" in ptx
+        assert "cvt.rn.f32." not in ptx and "div" not in ptx, kernel.metadata.name  # nothing is converted on its way in
+        assert ".local" not in ptx
+"""
+
+
+@pytest.mark.spec("A37")
+def test_prepared_weights_are_exact(tmp_path):
+    run_script(tmp_path, PREPARED, CLOSE, interpret=True)
+
+
+def test_any_operand_is_taken(tmp_path):
+    run_script(tmp_path, "import narrowgate as ng", CASES, interpret=True)
+
+
+def test_codes_are_placed_not_converted(tmp_path):
+    run_script(tmp_path, PREPARED, COMPILED, interpret=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [name for name in ng.schemes() if name != "bf16"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_schemes_on_the_device(name, dtype):
+    k = 1056
+    w = ng.quantize(torch.randn(77, k, generator=torch.Generator().manual_seed(0)), name)
+    prepared, dense = ng.prepare(w, "cuda"), w.dequantize().cuda()
+    for m in (1, 7, 40, 300):
+        x = torch.randn(m, k, device="cuda").to(dtype)
+        for batch_invariant in (False, True):
+            plan = ng.plan("linear", x, prepared, batch_invariant=batch_invariant)
+            y = ng.linear(x, prepared, out_dtype=torch.float32, batch_invariant=batch_invariant)
+            want = x.double() @ dense.double().T
+            assert (y - want).norm() <= (1e-6 if plan.reveals == "float32" else 4e-3) * want.norm(), plan
+            if batch_invariant:
+                assert torch.equal(y[:1], ng.linear(x[:1], prepared, out_dtype=torch.float32, batch_invariant=True))
+    if plan.reveals == "float32":
+        shown = ng.linear(torch.eye(k, device="cuda", dtype=dtype), prepared, out_dtype=torch.float32, batch_invariant=True)
+        assert torch.equal(shown, dense.T + 0.0)

@@ -99,7 +99,7 @@ def _column_shape(shape: Shape, bits: int) -> Shape:
 
 
 def _pack_columns(codes: Tensor, bits: int) -> Tensor:
-    return codes.to(plain.storage_dtype(bits)).transpose(-1, -2).contiguous()
+    return codes.to(plain.storage_dtype(bits), copy=True).transpose(-1, -2).contiguous()
 
 
 def _unpack_columns(data: Tensor, bits: int, shape: Shape, start: int, stop: int) -> Tensor:

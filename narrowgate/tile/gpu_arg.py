@@ -166,8 +166,8 @@ def _scale(fields: dict[str, Any], shape: tuple[int, ...]) -> ScaleArg:
 
 
 def _matrix_rows(layout: str, shape: tuple[int, ...]) -> int:
-    """Rows of one matrix of a stack, for the layouts that pad matrices; 1 for the others, lest a row count compile a kernel."""
-    return shape[-2] if layout.startswith(("swizzle", "lanes")) else 1
+    """Rows of one matrix of a stack, where rows do not lie one after the other; else 1, lest a row count compile a kernel."""
+    return shape[-2] if layout.startswith(("swizzle", "lanes", "planes", "columns")) else 1
 
 
 def _terms(shape: tuple[int, ...], block: tuple[int, ...]) -> list[tuple[int, int, int, int]]:

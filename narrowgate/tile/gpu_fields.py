@@ -44,6 +44,23 @@ def lane16(row, index, ROWS: tl.constexpr, UNITS: tl.constexpr):
 
 
 @triton.jit
+def in_planes(data, row, col, J: tl.constexpr, BITS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, mask):
+    """The code at (row, col) in parts of J values (packing/planes.py)."""
+    PARTS: tl.constexpr = 1 if BITS == 8 else 2 if BITS == 4 else 4
+    PLANES: tl.constexpr = 3 if BITS == 6 else 1
+    UNITS: tl.constexpr = (COLS + PARTS * J - 1) // (PARTS * J)
+    part = col // J % PARTS
+    at = ((row // ROWS * UNITS + col // (PARTS * J)) * (PLANES * ROWS) + row % ROWS) * J + col % J
+    if BITS == 6:
+        last = part == 3
+        own = unit(data, at + tl.where(last, 0, part).to(tl.int64) * (ROWS * J), 8, mask)
+        second, third = unit(data, at + ROWS * J, 8, mask & last), unit(data, at + 2 * ROWS * J, 8, mask & last)
+        return tl.where(last, (own >> 6) | ((second >> 6) << 2) | ((third >> 6) << 4), own & 63)
+    else:
+        return (unit(data, at, 8, mask) >> (part * BITS).to(tl.uint32)) & (2**BITS - 1)
+
+
+@triton.jit
 def field(data, row, col, LAYOUT: tl.constexpr, BITS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, mask):
     """The code at (row, col) of matrices [ROWS, COLS]; `row` int64, in 0.. wherever `mask` holds."""
     FIELD: tl.constexpr = 2**BITS - 1
@@ -63,6 +80,11 @@ def field(data, row, col, LAYOUT: tl.constexpr, BITS: tl.constexpr, ROWS: tl.con
         UNITS: tl.constexpr = (COLS + PER - 1) // PER
         word = unit(data, lane16(row, col // PER, ROWS, UNITS), 32, mask)
         return (word >> (col % PER * BITS).to(tl.uint32)) & FIELD
+    elif LAYOUT == "columns@1":
+        return unit(data, (row // ROWS * COLS + col) * ROWS + row % ROWS, BITS, mask)
+    elif LAYOUT == "planes16@1" or LAYOUT == "planes32@1" or LAYOUT == "planes64@1":
+        J: tl.constexpr = 16 if LAYOUT == "planes16@1" else 32 if LAYOUT == "planes32@1" else 64
+        return in_planes(data, row, col, J, BITS, ROWS, COLS, mask)
     elif LAYOUT == "fp6_bytes@1":
         at = row * COLS + col
         byte = at // 4 * 3 + at % 4 // 2

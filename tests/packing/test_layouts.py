@@ -253,7 +253,8 @@ def test_parts_stand_above_each_other_in_planes():
     stored = layout("planes16@1").pack(codes.to(torch.uint8), 4)
     assert tuple(stored.shape) == (2, 1, 2, 16)  # two units of 32 values, the second one short
     assert int(stored[0, 0, 1, 3]) == int(codes[1, 3]) | int(codes[1, 19]) << 4
-    assert int(stored[1, 0, 0, 7]) == int(codes[0, 39]) and int(stored[1, 0, 0, 8]) == 0
+    assert int(stored[1, 0, 0, 7]) == int(codes[0, 39])
+    assert int(stored[1, 0, 0, 8]) == 0
     six = torch.arange(64).view(1, 64)
     first, second, third = layout("planes16@1").pack(six.to(torch.uint8), 6)[0, :, 0, 5].tolist()
     assert (first & 63, second & 63, third & 63) == (5, 21, 37)

@@ -89,11 +89,12 @@ BLOCKS = """
     f32 = lambda shape, block, where="rows@1": Scale.from_codes(s(shape).view(torch.int32), "float32", block, where)
     byte = lambda shape, block, where: Scale.from_codes(torch.randint(120, 130, shape, generator=g), "float8_e8m0fnu", block, where)
     scales = (byte((2, 6, 5), (1, 1, 8), "swizzle_128x4@1"), f32((2, 3, 1), (1, 2, 40), "words@1"), f32((1, 6, 1), (2, 1, 40)),
-              byte((2, 6, 10), (1, 1, 4), "lanes16_units@1"), f32((2, 1, 2), (1, 6, 20)))
+              byte((2, 6, 10), (1, 1, 4), "lanes16_units@1"), f32((2, 1, 2), (1, 6, 20)), byte((2, 6, 5), (1, 1, 8), "columns@1"))
     zero = Scale.from_codes(torch.randint(0, 9, (2, 6, 1), generator=g), "uint8", (1, 1, 40))
     for element, layout in [("uint4", "words@1"), ("uint4", "bytes@1"), ("uint4", "lanes16@1"), ("uint4", "rows@1"),
                             ("uint8", "words@1"), ("float6_e3m2fn", "fp6_bytes@1"),
-                            ("float6_e3m2fn", "lanes16@1"),
+                            ("float6_e3m2fn", "lanes16@1"), ("uint4", "planes16@1"), ("float6_e3m2fn", "planes16@1"),
+                            ("uint2", "planes32@1"), ("uint8", "planes64@1"),
                             ("float16", "rows@1"), ("bfloat16", "words@1")]:
         w = pack(codes, element, layout=layout, scales=scales, zero_points=zero, offset=(f32((2, 6, 5), (1, 1, 8)), scales[2]))
         want = decode(w).view(12, 40)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from narrowgate.tile import gpu_math, gpu_read
 
-TILE = 4096  # values of a program
-WARPS = 4
+TILE = 2048  # values of a program
+WARPS = 4  # 2 for 6-bit codes, whose words three threads would otherwise share
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def _rows_kernel(w, ids, out, count, pitch, col_tiles, ROWS: tl.constexpr, LINES
     tl.store(target, gpu_math.round_to(values, out.dtype.element_ty), mask=kept)
 
 
-def decode_rows(w: Any, out: Tensor, ids: Tensor | None = None, *, tile: int = TILE, warps: int = WARPS) -> None:
+def decode_rows(w: Any, out: Tensor, ids: Tensor | None = None, *, tile: int = TILE, warps: int | None = None) -> None:
     """out[i] = row ids[i] of the operand (gpu_arg.Operand), or row i where there are no ids; out [..., K] any strides of rows."""
     width = out.shape[-1]
     if out.numel() == 0:
@@ -50,6 +50,7 @@ def decode_rows(w: Any, out: Tensor, ids: Tensor | None = None, *, tile: int = T
         out.copy_(made)
         return
     count, line = flat.shape[0], w.line.value
+    warps = warps or (2 if w.bits.value == 6 else WARPS)
     lines = _tile_lines(-(-width // line), tile // line)
     rows = min(max(tile // (lines * line), 1), triton.next_power_of_2(count))
     col_tiles = triton.cdiv(width, lines * line)

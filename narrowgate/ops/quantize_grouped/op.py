@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from narrowgate.dispatch import Operator, checks_values
+from narrowgate.dispatch import Kernel, Operator, checks_values
 from narrowgate.errors import InputError
 from narrowgate.formats.microscaling import BLOCK
 from narrowgate.ops import checks
@@ -87,6 +87,7 @@ _quantize_grouped = Operator(
     "narrowgate.ops.quantize_grouped.reference:quantize_grouped",
     allocate=_allocate, check=_check, check_values=_check_values, returns=2, has_out=False, flatten=_flatten,
 )  # fmt: skip
+_quantize_grouped.add(Kernel("gpu", f"narrowgate.ops.{_OP}.gpu:{_OP}"))
 
 
 def quantize_grouped(

@@ -2,9 +2,9 @@
 
 A field vector holds a code in the low bits of each lane; what stands above it is ignored. Elements of up to four bits
 read a table of 16 (two-bit codes a table that repeats), 6-bit floats a table of 32 magnitudes and a sign, so one kernel
-serves every scheme of a width and the table is data. Where AVX-512 looks up 16-bit words and every table entry is a bfloat16
-(`PAIR4`, 6-bit floats), one look-up serves two fields, 16 bits apart, which halves the busiest port's work. E4M3 is integer arithmetic, E5M2 and float16 are the conversion
-instruction. Exact, NaN and infinity codes included."""
+serves every scheme of a width and the table is data. Where AVX-512 looks up 16-bit words and every entry is a bfloat16 (`PAIR4`,
+6-bit floats), one look-up serves two fields, 16 bits apart, which halves the work of the busiest port. E4M3 is integer
+arithmetic, E5M2 and float16 are the conversion instruction. Exact, NaN and infinity codes included."""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ def codebook(name: str) -> Tensor:
 
 
 @cache
-def _thresholds(name: str) -> Tensor:
+def thresholds(name: str) -> Tensor:
+    """float32 [entries - 1]: x is nearest to entry i, ties to the lower, if exactly i of them are below x. Not to be changed."""
     table = _table(name).to(torch.float64)
     middle = (table[:-1] + table[1:]) / 2  # exact: 24-bit numbers of like size have room in 53 bits
     rounded = middle.to(torch.float32)
@@ -50,5 +51,4 @@ def nearest_index(name: str, values: Tensor) -> Tensor:
 
     The threshold between two entries is the largest float32 not above their exact middle, so the answer is exact.
     """
-    thresholds = _thresholds(name).to(values.device)
-    return torch.bucketize(values, thresholds, right=False, out_int32=True).to(torch.uint8)
+    return torch.bucketize(values, thresholds(name).to(values.device), right=False, out_int32=True).to(torch.uint8)

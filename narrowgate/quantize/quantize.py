@@ -7,7 +7,7 @@ Left out: choosing schemes for a model, calibration, activations with row counts
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
 
 import torch
@@ -39,6 +39,8 @@ def quantize(
     global_scale: float | Tensor | str | None = None,
     layout: str | None = None,
     non_finite: str = "raise",
+    rows_by: Callable[..., tuple[Tensor, Tensor]] | None = None,
+    amax_by: Callable[..., Tensor] | None = None,
 ) -> PackedTensor:
     """Quantize x [..., K] along its last axis.
 
@@ -47,7 +49,8 @@ def quantize(
     second level (nvfp4), is that level's factor s2 (values are code * s_block * s2): a positive number for the whole tensor,
     one number a row as a tensor, "per_row" (amax of the row / 2688), or None (amax of the tensor / 2688). layout: of the
     codes (None: the scheme's own). non_finite: "raise", or "saturate" for activations, which looks at no value
-    (non_finite.py; schemes of one scale level). Returns a PackedTensor on x's device; x is not changed.
+    (non_finite.py; schemes of one scale level). rows_by, amax_by: a kernel's own
+    `quantize_rows` and `finite_row_amax`. Returns a PackedTensor on x's device; x is not changed.
     Raises InputError for a wrong dtype, a non-finite value (with count and first index), an unknown name, a refused K.
     Source: DESIGN's table of schemes; SPEC B19-B23, A39, A40.
 
@@ -61,12 +64,12 @@ def quantize(
     check_policy("quantize", non_finite)
     rows = x.reshape(row_count(x.shape), x.shape[-1])
     if non_finite == "raise":
-        outer = _outer_scale(record, _finite_row_amax(rows, x.shape), global_scale)
+        outer = _outer_scale(record, (amax_by or finite_row_amax)(rows, x.shape), global_scale)
     elif len(record.scales) != 1 or global_scale is not None:
         raise InputError(f"quantize: non_finite='saturate' needs a scheme of one scale level, got {record.name}")
     else:
         outer = None
-    data, codes = _run(rows, tuple(x.shape), record, rule, outer, chosen, non_finite)
+    data, codes = (rows_by or quantize_rows)(rows, tuple(x.shape), record, rule, outer, chosen, non_finite)
     scales = []
     if record.scales:
         block = record.scales[0].block(x.shape)
@@ -102,7 +105,7 @@ def _slices(rows: int, width: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, rows)
 
 
-def _finite_row_amax(rows: Tensor, shape: torch.Size) -> Tensor:
+def finite_row_amax(rows: Tensor, shape: torch.Size) -> Tensor:
     """float32 [rows]: the largest magnitude of each row. Raises InputError if any value is not finite."""
     if rows.shape[1] == 0:
         return rows.new_zeros(rows.shape[0], dtype=torch.float32)
@@ -151,7 +154,7 @@ def _outer_as_scale(outer: Tensor, record: Scheme, shape: tuple[int, ...]) -> Sc
     return Scale.from_codes(codes.reshape(grid), spec.element, block)
 
 
-def _run(
+def quantize_rows(
     rows: Tensor, shape: tuple[int, ...], record: Scheme, rule: str, outer: Tensor | None, chosen: Layout, policy: str
 ) -> tuple[Tensor, Tensor]:
     """Codes packed in the chosen layout, and the innermost scale's codes in their grid's shape (empty without scales)."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from narrowgate.errors import InputError
 from narrowgate.formats import Scheme, codebook, element, scheme
-from narrowgate.formats.codebooks import _thresholds
+from narrowgate.formats.codebooks import thresholds
 from narrowgate.formats.schemes import ROW
 from narrowgate.ops.quantize.gpu_blocks import blocks_kernel, channel_kernel, row_amax_kernel
 from narrowgate.packing import layout as find_layout
@@ -185,7 +185,7 @@ def _table(name: str, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _limits(name: str, device: torch.device) -> Tensor:
-    return _thresholds(name).to(device)
+    return thresholds(name).to(device)
 
 
 @lru_cache(maxsize=16)

@@ -12,6 +12,7 @@ from narrowgate.errors import InputError
 from narrowgate.formats import Scheme, element
 from narrowgate.formats import scheme as find_scheme
 from narrowgate.ops import checks
+from narrowgate.ops.host import host_kernel
 from narrowgate.packing import PackedTensor, Scale, describe, layout, unflatten
 
 
@@ -106,3 +107,6 @@ def quantize(
     packed = unflatten(tensors, describe(template(tuple(x.shape), scheme, layout_name=layout, per_row=rows)))
     assert isinstance(packed, PackedTensor)
     return packed
+
+
+_quantize.add(host_kernel("narrowgate.ops.quantize.cpu:quantize"))

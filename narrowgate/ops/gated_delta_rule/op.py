@@ -127,6 +127,14 @@ _gated_delta_rule.add(
         describe=lambda *_, form="auto", **__: {"contract": f"form {'chunk' if form == 'auto' else form}"},
     )
 )
+_gated_delta_rule.add(
+    Kernel(
+        "gpu",
+        "narrowgate.ops.gated_delta_rule.gpu:gated_delta_rule",
+        refuse=lambda *_, form="auto", **__: ["the recurrent form has no GPU kernel yet"] if form == "recurrent" else [],
+        describe=lambda *_, form="auto", **__: {"contract": f"form {'chunk' if form == 'auto' else form}"},
+    )
+)
 _gated_delta_rule_step = Operator(
     "gated_delta_rule_step",
     "Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor(a!) state, *, float? scale, Tensor? state_indices=None",

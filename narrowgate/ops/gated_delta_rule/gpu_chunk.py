@@ -1,0 +1,230 @@
+"""Prefill of the gated delta rule on the GPU, 64 tokens at a time. The derivation is in this folder's README.
+
+Two kernels. `solve_kernel`, a program a chunk and key head, inverts each value head's triangular system and leaves in memory
+four things: A = (I + L)^-1 diag(beta), P = scale q k^T under its decays, and the decays themselves. `carry_kernel`, a
+program a sequence, value head and block of V, walks the chunks with its rows of the state in registers and forms the output
+on the way, so neither a chunk's state nor what its tokens write goes to memory:
+
+    u = A (v - into K S^T)    o = scale into Q S^T + P u    S = last S + (rest u)^T K
+
+It works on the transposes: u^T, o^T [V, tokens] and S [V, K] are all left operands or results of products whose rows are V, so
+the chain from chunk to chunk stays in registers.
+
+Where a chunk's four things lie needs no table: sequence n's chunk c has row start // 64 + n + c, which no two chunks share. A
+program finds its sequence by bisection of cu_seqlens; nothing is read on the host. Left out: splitting V of more than ..."""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from narrowgate.tile.gpu_math import bound, round_to
+
+GONE = tl.constexpr(-1e4)  # exp of it is 0; sums and differences of it are finite
+
+
+@triton.jit
+def _offset(cu_seqlens, n, T):
+    """cu_seqlens[n] within the tokens that exist."""
+    return tl.minimum(tl.maximum(tl.load(cu_seqlens + n).to(tl.int64), 0), T)
+
+
+@triton.jit
+def _slot(state_indices, n, N, SLOTS):
+    """The state slot of sequence n, or -1. Sequence N stands for the rows after the last sequence."""
+    slot = n.to(tl.int64)
+    if state_indices is not None:
+        slot = tl.load(state_indices + n, mask=n < N, other=-1).to(tl.int64)
+    return tl.where((n < N) & (slot >= 0) & (slot < SLOTS), slot, -1)
+
+
+@triton.jit
+def _find(cu_seqlens, row, N, T, C: tl.constexpr):
+    """(sequence, chunk in it, first token, end) of a row of the workspace; sequence N is what lies after the last one."""
+    low, end = tl.full((), 0, tl.int32), tl.full((), 0, tl.int64) + T
+    if cu_seqlens is None:
+        low = tl.where(row * C >= T, 1, 0)  # one sequence, and nothing after it
+        start = end * low
+    else:
+        high = tl.full((), 0, tl.int32) + N
+        while low < high:
+            middle = (low + high + 1) // 2
+            below = _offset(cu_seqlens, middle, T) // C + middle <= row
+            low = tl.where(below, middle, low)
+            high = tl.where(below, high, middle - 1)
+        start = _offset(cu_seqlens, low, T)
+        if low < N:
+            end = _offset(cu_seqlens, low + 1, T)
+    chunk = row - (start // C + low)
+    return low, start + chunk * C, end
+
+
+@triton.jit
+def _invert(L, C: tl.constexpr, PRECISION: tl.constexpr):
+    """(I + L)^-1 of a strictly lower L [C, C]: inverses of diagonal blocks, merged two by two. With D block-diagonal and
+    M the part of L that joins the pairs, D - D M D inverts the pairs: forward substitution by blocks, as stable as it is."""
+    i, j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    D = tl.where(i == j, 1.0, 0.0) - tl.where(i // 2 == j // 2, L, 0.0)
+    size: tl.constexpr = 2
+    for level in tl.static_range(1, 6):
+        if (1 << level) < C:
+            M = tl.where((i >> (level + 1) == j >> (level + 1)) & (i >> level != j >> level), L, 0.0)
+            D -= tl.dot(tl.dot(D, M, input_precision=PRECISION), D, input_precision=PRECISION)
+    return D
+
+
+@triton.jit
+def solve_kernel(
+    q, k, g, beta, cu_seqlens, state_indices, A, P, decays, out, scale,
+    T, N, SLOTS, RATIO, HK, V, q_t, q_h, k_t, k_h, g_t, beta_t, out_t, out_h,
+    K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    MERGE: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0).to(tl.int64)
+    row, hk = program // HK, program % HK
+    n, first, end = _find(cu_seqlens, row, N, T, C)
+    if first < end:
+        tokens = first + tl.arange(0, C)
+        live = tokens < end
+        if _slot(state_indices, n, N, SLOTS) < 0:
+            columns = tl.arange(0, BV)
+            for h in range(bound(RATIO)):
+                for v in range(0, bound(V), BV):
+                    where = out + tokens[:, None] * out_t + (hk * RATIO + h) * out_h + v + columns[None, :]
+                    tl.store(where, tl.zeros([C, BV], out.dtype.element_ty), mask=live[:, None] & (v + columns < V)[None, :])
+        else:
+            i, j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+            d = tl.arange(0, BK)
+            inside = live[:, None] & (d < K)[None, :]
+            keys = tl.load(k + tokens[:, None] * k_t + hk * k_h + d[None, :], mask=inside, other=0.0).to(OPERAND)
+            queries = tl.load(q + tokens[:, None] * q_t + hk * q_h + d[None, :], mask=inside, other=0.0).to(OPERAND)
+            overlap = tl.dot(keys, tl.trans(keys), input_precision=PRECISION)
+            reads = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+            for h in range(bound(RATIO)):
+                head = hk * RATIO + h
+                # Running sums in float64, and as a float32 pair: after one token of -90 plain float32 differences lose 4 digits.
+                steps = tl.load(g + tokens * g_t + head, mask=live, other=0.0).to(tl.float64)
+                total = tl.cumsum(tl.maximum(steps, GONE), axis=0)
+                last = tl.sum(tl.where(tl.arange(0, C) == C - 1, total, 0.0), axis=0)
+                high = total.to(tl.float32)
+                low = (total - high.to(tl.float64)).to(tl.float32)
+                between = (high[:, None] - high[None, :]) + (low[:, None] - low[None, :])
+                between = tl.exp(tl.where(i >= j, between, float("-inf")))
+                strength = tl.load(beta + tokens * beta_t + head, mask=live, other=0.0)
+                D = _invert(tl.where(i > j, strength[:, None] * overlap * between, 0.0), C, MERGE)
+                at = row * (HK * RATIO) + head
+                square = at * (C * C) + i * C + j
+                tl.store(A + square, round_to(D * strength[None, :], OPERAND))
+                tl.store(P + square, round_to(reads * between, OPERAND))
+                line = at * (2 * C) + tl.arange(0, C)
+                tl.store(decays + line, tl.exp(high))
+                tl.store(decays + line + C, tl.exp((last - total).to(tl.float32)))
+
+
+@triton.jit
+def carry_kernel(
+    q, k, v, cu_seqlens, state_indices, has_initial_state, A, P, decays, state, out, scale,
+    T, N, SLOTS, RATIO, HV, V, q_t, q_h, k_t, k_h, v_t, v_h, out_t, out_h, state_s, state_h, state_v,
+    K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    blocks = tl.cdiv(V, BV)
+    program = tl.program_id(0).to(tl.int64)
+    block, head, n = program % blocks, program // blocks % HV, (program // blocks // HV).to(tl.int32)
+    slot = _slot(state_indices, n, N, SLOTS)
+    if slot >= 0:
+        start, end = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64) + T
+        if cu_seqlens is not None:
+            start, end = _offset(cu_seqlens, n, T), _offset(cu_seqlens, n + 1, T)
+        rows, d, i = block * BV + tl.arange(0, BV), tl.arange(0, BK), tl.arange(0, C)
+        mine = state + slot * state_s + head * state_h + rows[:, None] * state_v + d[None, :]
+        inside = (rows < V)[:, None] & (d < K)[None, :]
+        keep = inside
+        if has_initial_state is not None:
+            keep = inside & (tl.load(has_initial_state + n) != 0)
+        S = tl.load(mine, mask=keep, other=0.0)
+        q += head // RATIO * q_h
+        k += head // RATIO * k_h
+        v += head * v_h
+        out += head * out_h
+        at = (start // C + n) * HV + head
+        for chunk in tl.range(0, bound(tl.cdiv(tl.maximum(end - start, 0), C).to(tl.int32)), num_stages=STAGES):
+            offset = chunk * tl.full((), 1, tl.int64)
+            tokens = start + offset * C + i
+            live = tokens < end
+            filled = live[:, None] & (d < K)[None, :]
+            keys = tl.load(k + tokens[:, None] * k_t + d[None, :], mask=filled, other=0.0).to(OPERAND)
+            queries = tl.load(q + tokens[:, None] * q_t + d[None, :], mask=filled, other=0.0).to(OPERAND)
+            shown = live[:, None] & (rows < V)[None, :]
+            values = tl.load(v + tokens[:, None] * v_t + rows[None, :], mask=shown, other=0.0)
+            square = (at + offset * HV) * (C * C) + i[:, None] * C + i[None, :]
+            solved, mixed = tl.load(A + square), tl.load(P + square)
+            line = decays + (at + offset * HV) * (2 * C)
+            into, rest, last = tl.load(line + i), tl.load(line + C + i), tl.load(line + C - 1)
+            held = round_to(S, OPERAND)
+            missing = tl.trans(values).to(tl.float32) - into[None, :] * tl.dot(held, tl.trans(keys), input_precision=PRECISION)
+            u = tl.dot(round_to(missing, OPERAND), tl.trans(solved), input_precision=PRECISION)
+            o = (into * scale)[None, :] * tl.dot(held, tl.trans(queries), input_precision=PRECISION)
+            o = tl.dot(round_to(u, OPERAND), tl.trans(mixed), o, input_precision=PRECISION)
+            S = tl.dot(round_to(u * rest[None, :], OPERAND), keys, S * last, input_precision=PRECISION)
+            tl.store(out + tokens[:, None] * out_t + rows[None, :], round_to(tl.trans(o), out.dtype.element_ty), mask=shown)
+        tl.store(mine, S, mask=inside)
+
+
+class Config(NamedTuple):
+    """Tiles of the two kernels for a dtype and a width of K."""
+
+    chunk: int
+    block_v: int
+    solve_warps: int
+    carry_warps: int
+    stages: int
+    precision: str  # of products in the carry
+    merge: str  # of products in the inverse
+
+
+def choose(dtype: torch.dtype, keys: int, values: int) -> Config:
+    block_v = min(64, max(16, triton.next_power_of_2(values)))
+    if dtype == torch.bfloat16:
+        return Config(64, block_v, 4, 4, 2 if keys <= 128 else 1, "ieee", "bf16x3")
+    precision = "ieee"
+    return Config(64 if keys <= 128 else 16, min(block_v, 32), 4, 4, 1, precision, precision)
+
+
+def gated_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, cu_seqlens: Tensor | None, *,
+    scale: float, state_indices: Tensor | None = None, has_initial_state: Tensor | None = None, out: Tensor,
+    config: Config | None = None,
+) -> None:  # fmt: skip
+    (T, HK, K), (_, HV, V) = q.shape, v.shape
+    N = 1 if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    if K == 0 or HV * V == 0:
+        out.zero_()
+        return
+    dtype = torch.bfloat16 if q.dtype == k.dtype == v.dtype == torch.bfloat16 else torch.float32
+    c = config or choose(dtype, K, V)
+    operand = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}[dtype]
+    rows = T // c.chunk + N + 1
+    A = torch.empty(rows, HV, c.chunk, c.chunk, dtype=dtype, device=q.device)
+    P = torch.empty_like(A)
+    decays = torch.empty(rows, HV, 2, c.chunk, dtype=torch.float32, device=q.device)
+    if has_initial_state is not None and has_initial_state.dtype == torch.bool:
+        has_initial_state = has_initial_state.view(torch.int8)
+    BK, slots, ratio = max(16, triton.next_power_of_2(K)), state.shape[0], HV // HK
+    shared = {"K": K, "BK": BK, "C": c.chunk, "BV": c.block_v, "OPERAND": operand, "enable_fp_fusion": True}
+    solve_kernel[(rows * HK,)](
+        q, k, g, beta, cu_seqlens, state_indices, A, P, decays, out, scale, T, N, slots, ratio, HK, V,
+        q.stride(0), q.stride(1), k.stride(0), k.stride(1), g.stride(0), beta.stride(0), out.stride(0), out.stride(1),
+        **shared, PRECISION=c.precision, MERGE=c.merge, num_warps=c.solve_warps, num_stages=1,
+    )  # fmt: skip
+    carry_kernel[(N * HV * triton.cdiv(V, c.block_v),)](
+        q, k, v, cu_seqlens, state_indices, has_initial_state, A, P, decays, state, out, scale, T, N, slots, ratio, HV, V,
+        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), out.stride(0), out.stride(1),
+        state.stride(0), state.stride(1), state.stride(2),
+        **shared, PRECISION=c.precision, STAGES=c.stages, num_warps=c.carry_warps, num_stages=c.stages,
+    )  # fmt: skip

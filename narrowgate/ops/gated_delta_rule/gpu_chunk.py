@@ -65,17 +65,69 @@ def _find(cu_seqlens, row, N, T, C: tl.constexpr):
 
 
 @triton.jit
-def _invert(L, C: tl.constexpr, PRECISION: tl.constexpr):
-    """(I + L)^-1 of a strictly lower L [C, C]: inverses of diagonal blocks, merged two by two. With D block-diagonal and
-    M the part of L that joins the pairs, D - D M D inverts the pairs: forward substitution by blocks, as stable as it is."""
-    i, j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+def _pairs(x):
+    """[2 B, s] -> the even and the odd rows, [B, s] each."""
+    return tl.split(tl.trans(tl.reshape(x, [x.shape[0] // 2, 2, x.shape[1]]), 0, 2, 1))
+
+
+@triton.jit
+def _invert(L, PRECISION: tl.constexpr):
+    """(I + L)^-1 of strictly lower L [B, 16, 16]: inverses of diagonal blocks, merged two by two. With D block-diagonal and M
+    the part of L that joins the pairs, D - D M D inverts the pairs: forward substitution by blocks, and as stable."""
+    i, j = tl.arange(0, 16)[None, :, None], tl.arange(0, 16)[None, None, :]
     D = tl.where(i == j, 1.0, 0.0) - tl.where(i // 2 == j // 2, L, 0.0)
-    size: tl.constexpr = 2
-    for level in tl.static_range(1, 6):
-        if (1 << level) < C:
-            M = tl.where((i >> (level + 1) == j >> (level + 1)) & (i >> level != j >> level), L, 0.0)
-            D -= tl.dot(tl.dot(D, M, input_precision=PRECISION), D, input_precision=PRECISION)
+    for level in tl.static_range(1, 4):
+        M = tl.where((i >> (level + 1) == j >> (level + 1)) & (i >> level != j >> level), L, 0.0)
+        D -= tl.dot(tl.dot(D, M, input_precision=PRECISION), D, input_precision=PRECISION)
     return D
+
+
+@triton.jit
+def _beside(a, b):
+    """[B, s, s] twice -> [B, s, 2 s]."""
+    return tl.reshape(tl.trans(tl.join(a, b), 0, 1, 3, 2), [a.shape[0], a.shape[1], 2 * a.shape[2]])
+
+
+@triton.jit
+def _merge(D, M, PRECISION: tl.constexpr):
+    """Inverses D [2 B, s, s] of diagonal blocks and what joins them, M [B, s, s] -> inverses [B, 2 s, 2 s]."""
+    B: tl.constexpr = M.shape[0]
+    s: tl.constexpr = M.shape[1]
+    first, second = tl.split(tl.trans(tl.reshape(D, [B, 2, s, s]), 0, 2, 3, 1))
+    joint = -tl.dot(tl.dot(second, M, input_precision=PRECISION), first, input_precision=PRECISION)
+    both = tl.join(_beside(first, tl.zeros_like(first)), _beside(joint, second))  # [B, s, 2 s, 2]
+    return tl.reshape(tl.trans(both, 0, 3, 1, 2), [B, 2 * s, 2 * s])
+
+
+@triton.jit
+def _rows(x, tokens, stride, end, d, K: tl.constexpr, OPERAND: tl.constexpr):
+    """Rows [B, s] of x as [B, s, BK]."""
+    inside = (tokens < end)[:, :, None] & (d < K)[None, None, :]
+    return tl.load(x + tokens[:, :, None] * stride + d[None, None, :], mask=inside, other=0.0).to(OPERAND)
+
+
+@triton.jit
+def _outer(a, b, PRECISION: tl.constexpr):
+    return tl.dot(a, tl.trans(b, 0, 2, 1), input_precision=PRECISION)
+
+
+@triton.jit
+def _link(overlap, strength, high, low, high0, low0, DIAGONAL: tl.constexpr):
+    """Blocks [B, s, s] of L: rows' strength and running sums [B, s], columns' running sums [B, s]."""
+    between = (high[:, :, None] - high0[:, None, :]) + (low[:, :, None] - low0[:, None, :])
+    if DIAGONAL:
+        i = tl.arange(0, high.shape[1])
+        between = tl.where(i[None, :, None] > i[None, None, :], between, float("-inf"))
+    return strength[:, :, None] * overlap * tl.exp(between)
+
+
+@triton.jit
+def _joint(overlap, strength, high, low):
+    """What joins pairs of blocks, [B, s, s], from strengths and running sums [2 B, s]."""
+    h0, h1 = _pairs(high)
+    l0, l1 = _pairs(low)
+    s0, s1 = _pairs(strength)
+    return _link(overlap, s1, h1, l1, h0, l0, False)
 
 
 @triton.jit
@@ -98,30 +150,48 @@ def solve_kernel(
                     where = out + tokens[:, None] * out_t + (hk * RATIO + h) * out_h + v + columns[None, :]
                     tl.store(where, tl.zeros([C, BV], out.dtype.element_ty), mask=live[:, None] & (v + columns < V)[None, :])
         else:
-            i, j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-            d = tl.arange(0, BK)
+            d, i = tl.arange(0, BK), tl.arange(0, C)
+            k += hk * k_h
+            q += hk * q_h
+            b4: tl.constexpr = C // 16
+            by4 = tl.arange(0, b4)[:, None] * 16 + tl.arange(0, 16)[None, :]
+            keys = _rows(k, first + by4, k_t, end, d, K, OPERAND)
+            overlap = _outer(keys, keys, PRECISION)
+            if b4 >= 2:
+                by2 = tl.arange(0, b4 // 2)[:, None] * 32 + tl.arange(0, 16)[None, :]
+                odd, even = _rows(k, first + by2 + 16, k_t, end, d, K, OPERAND), _rows(k, first + by2, k_t, end, d, K, OPERAND)
+                overlap2 = _outer(odd, even, PRECISION)
+            if b4 == 4:
+                by1 = tl.arange(0, 1)[:, None] + tl.arange(0, 32)[None, :]
+                later, early = _rows(k, first + by1 + 32, k_t, end, d, K, OPERAND), _rows(k, first + by1, k_t, end, d, K, OPERAND)
+                overlap1 = _outer(later, early, PRECISION)
             inside = live[:, None] & (d < K)[None, :]
-            keys = tl.load(k + tokens[:, None] * k_t + hk * k_h + d[None, :], mask=inside, other=0.0).to(OPERAND)
-            queries = tl.load(q + tokens[:, None] * q_t + hk * q_h + d[None, :], mask=inside, other=0.0).to(OPERAND)
-            overlap = tl.dot(keys, tl.trans(keys), input_precision=PRECISION)
-            reads = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+            all_keys = tl.load(k + tokens[:, None] * k_t + d[None, :], mask=inside, other=0.0).to(OPERAND)
+            queries = tl.load(q + tokens[:, None] * q_t + d[None, :], mask=inside, other=0.0).to(OPERAND)
+            reads = tl.dot(queries, tl.trans(all_keys), input_precision=PRECISION) * scale
             for h in range(bound(RATIO)):
                 head = hk * RATIO + h
                 # Running sums in float64, and as a float32 pair: after one token of -90 plain float32 differences lose 4 digits.
                 steps = tl.load(g + tokens * g_t + head, mask=live, other=0.0).to(tl.float64)
                 total = tl.cumsum(tl.maximum(steps, GONE), axis=0)
-                last = tl.sum(tl.where(tl.arange(0, C) == C - 1, total, 0.0), axis=0)
+                last = tl.sum(tl.where(i == C - 1, total, 0.0), axis=0)
                 high = total.to(tl.float32)
                 low = (total - high.to(tl.float64)).to(tl.float32)
-                between = (high[:, None] - high[None, :]) + (low[:, None] - low[None, :])
-                between = tl.exp(tl.where(i >= j, between, float("-inf")))
                 strength = tl.load(beta + tokens * beta_t + head, mask=live, other=0.0)
-                D = _invert(tl.where(i > j, strength[:, None] * overlap * between, 0.0), C, MERGE)
+                high4, low4, strength4 = tl.reshape(high, [b4, 16]), tl.reshape(low, [b4, 16]), tl.reshape(strength, [b4, 16])
+                D = _invert(_link(overlap, strength4, high4, low4, high4, low4, True), MERGE)
+                if b4 >= 2:
+                    D = _merge(D, _joint(overlap2, strength4, high4, low4), MERGE)
+                if b4 == 4:
+                    high2, low2, strength2 = tl.reshape(high, [2, 32]), tl.reshape(low, [2, 32]), tl.reshape(strength, [2, 32])
+                    D = _merge(D, _joint(overlap1, strength2, high2, low2), MERGE)
                 at = row * (HK * RATIO) + head
-                square = at * (C * C) + i * C + j
-                tl.store(A + square, round_to(D * strength[None, :], OPERAND))
+                square = at * (C * C) + i[:, None] * C + i[None, :]
+                tl.store(A + square, round_to(tl.reshape(D, [C, C]) * strength[None, :], OPERAND))
+                between = (high[:, None] - high[None, :]) + (low[:, None] - low[None, :])
+                between = tl.exp(tl.where(i[:, None] >= i[None, :], between, float("-inf")))
                 tl.store(P + square, round_to(reads * between, OPERAND))
-                line = at * (2 * C) + tl.arange(0, C)
+                line = at * (2 * C) + i
                 tl.store(decays + line, tl.exp(high))
                 tl.store(decays + line + C, tl.exp((last - total).to(tl.float32)))
 

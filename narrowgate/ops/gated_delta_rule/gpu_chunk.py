@@ -48,7 +48,7 @@ def _find(cu_seqlens, row, N, T, C: tl.constexpr):
     """(sequence, chunk in it, first token, end) of a row of the workspace; sequence N is what lies after the last one."""
     low, end = tl.full((), 0, tl.int32), tl.full((), 0, tl.int64) + T
     if cu_seqlens is None:
-        low = tl.where(row * C >= T, 1, 0)  # one sequence, and nothing after it
+        low = tl.where((row > 0) & (row * C >= T), 1, 0)  # one sequence, and nothing after it
         start = end * low
     else:
         high = tl.full((), 0, tl.int32) + N
@@ -198,56 +198,127 @@ def solve_kernel(
 
 @triton.jit
 def carry_kernel(
-    q, k, v, cu_seqlens, state_indices, has_initial_state, A, P, decays, state, out, scale,
-    T, N, SLOTS, RATIO, HV, V, q_t, q_h, k_t, k_h, v_t, v_h, out_t, out_h, state_s, state_h, state_v,
-    K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
+    q, k, v, cu_seqlens, state_indices, has_initial_state, A, P, decays, state, out, runs, scale,
+    T, N, SLOTS, RATIO, HV, q_t, q_h, k_t, k_h, v_t, v_h, out_t, out_h, state_s, state_h, state_v,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, RUN: tl.constexpr,
+    ALONE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    blocks = tl.cdiv(V, BV)
+    """Walk one run of one sequence (all of it if RUN is 0) with BV rows of one head's state, and write outputs and the last state.
+
+    ALONE: walk a run that is not a sequence's last from a zero state, and from the identity without values, no output. That gives
+    what the run itself leaves, and the matrix by which it changes what it starts from: the rows of runs [rows, HV, V + K, K]."""
+    if ALONE:
+        blocks: tl.constexpr = (V + BV - 1) // BV + (K + BV - 1) // BV
+    else:
+        blocks: tl.constexpr = (V + BV - 1) // BV
+    values_end: tl.constexpr = (V + BV - 1) // BV
     program = tl.program_id(0).to(tl.int64)
-    block, head, n = program % blocks, program // blocks % HV, (program // blocks // HV).to(tl.int32)
-    slot = _slot(state_indices, n, N, SLOTS)
-    if slot >= 0:
-        start, end = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64) + T
+    block, head, row = program % blocks, program // blocks % HV, program // blocks // HV
+    if RUN:
+        n, first, end = _find(cu_seqlens, row, N, T, RUN)
+    else:
+        n = row.to(tl.int32)
+        first, end = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64) + T
         if cu_seqlens is not None:
-            start, end = _offset(cu_seqlens, n, T), _offset(cu_seqlens, n + 1, T)
-        rows, d, i = block * BV + tl.arange(0, BV), tl.arange(0, BK), tl.arange(0, C)
-        mine = state + slot * state_s + head * state_h + rows[:, None] * state_v + d[None, :]
+            first, end = _offset(cu_seqlens, n, T), _offset(cu_seqlens, n + 1, T)
+    slot = _slot(state_indices, n, N, SLOTS)
+    start = first
+    stop = end
+    if RUN:
+        start = tl.full((), 0, tl.int64)
+        if cu_seqlens is not None:
+            start = _offset(cu_seqlens, tl.minimum(n, N - 1), T)
+        stop = tl.minimum(end, first + RUN)
+    if ALONE:
+        here = (slot >= 0) & (stop < end)
+    else:
+        here = (slot >= 0) & ((first < end) | (first == start))
+    if here:
+        d, i = tl.arange(0, BK), tl.arange(0, C)
+        rows = block * BV + tl.arange(0, BV)
         inside = (rows < V)[:, None] & (d < K)[None, :]
-        keep = inside
-        if has_initial_state is not None:
-            keep = inside & (tl.load(has_initial_state + n) != 0)
-        S = tl.load(mine, mask=keep, other=0.0)
+        mine = state + slot * state_s + head * state_h + rows[:, None] * state_v + d[None, :]
+        if ALONE:
+            shown = (block < values_end) & (rows < V)
+            unit = rows - values_end * BV
+            S = tl.where((block >= values_end) & (unit[:, None] == d[None, :]), 1.0, 0.0)
+            stored = tl.where(block < values_end, rows, V + unit)
+            inside = ((block < values_end) & (rows < V) | (block >= values_end) & (unit < K))[:, None] & (d < K)[None, :]
+            mine = runs + ((row * HV + head) * (V + K) + stored[:, None]) * K + d[None, :]
+        else:
+            shown = rows < V
+            keep = inside
+            if has_initial_state is not None:
+                keep = inside & (tl.load(has_initial_state + n) != 0)
+            if RUN:  # a later run starts from where the run before it has been taken, see `join_kernel`
+                before = runs + (((row - 1) * HV + head) * (V + K) + rows[:, None]) * K + d[None, :]
+                S = tl.load(mine, mask=keep & (first == start), other=0.0) + tl.load(before, mask=inside & (first > start), other=0.0)
+            else:
+                S = tl.load(mine, mask=keep, other=0.0)
         q += head // RATIO * q_h
         k += head // RATIO * k_h
         v += head * v_h
         out += head * out_h
-        at = (start // C + n) * HV + head
-        for chunk in tl.range(0, bound(tl.cdiv(tl.maximum(end - start, 0), C).to(tl.int32)), num_stages=STAGES):
+        at = (start // C + n + (first - start) // C) * HV + head
+        for chunk in tl.range(0, bound(tl.cdiv(tl.maximum(stop - first, 0), C).to(tl.int32)), num_stages=STAGES):
             offset = chunk * tl.full((), 1, tl.int64)
-            tokens = start + offset * C + i
+            tokens = first + offset * C + i
             live = tokens < end
             filled = live[:, None] & (d < K)[None, :]
+            seen = live[:, None] & shown[None, :]
             keys = tl.load(k + tokens[:, None] * k_t + d[None, :], mask=filled, other=0.0).to(OPERAND)
-            queries = tl.load(q + tokens[:, None] * q_t + d[None, :], mask=filled, other=0.0).to(OPERAND)
-            shown = live[:, None] & (rows < V)[None, :]
-            values = tl.load(v + tokens[:, None] * v_t + rows[None, :], mask=shown, other=0.0)
+            values = tl.load(v + tokens[:, None] * v_t + rows[None, :], mask=seen, other=0.0)
             square = (at + offset * HV) * (C * C) + i[:, None] * C + i[None, :]
-            solved, mixed = tl.load(A + square), tl.load(P + square)
+            solved = tl.load(A + square)
             line = decays + (at + offset * HV) * (2 * C)
             into, rest, last = tl.load(line + i), tl.load(line + C + i), tl.load(line + C - 1)
             held = round_to(S, OPERAND)
             missing = tl.trans(values).to(tl.float32) - into[None, :] * tl.dot(held, tl.trans(keys), input_precision=PRECISION)
             u = tl.dot(round_to(missing, OPERAND), tl.trans(solved), input_precision=PRECISION)
-            o = (into * scale)[None, :] * tl.dot(held, tl.trans(queries), input_precision=PRECISION)
-            o = tl.dot(round_to(u, OPERAND), tl.trans(mixed), o, input_precision=PRECISION)
+            if not ALONE:
+                queries = tl.load(q + tokens[:, None] * q_t + d[None, :], mask=filled, other=0.0).to(OPERAND)
+                mixed = tl.load(P + square)
+                o = (into * scale)[None, :] * tl.dot(held, tl.trans(queries), input_precision=PRECISION)
+                o = tl.dot(round_to(u, OPERAND), tl.trans(mixed), o, input_precision=PRECISION)
+                tl.store(out + tokens[:, None] * out_t + rows[None, :], round_to(tl.trans(o), out.dtype.element_ty), mask=seen)
             S = tl.dot(round_to(u * rest[None, :], OPERAND), keys, S * last, input_precision=PRECISION)
-            tl.store(out + tokens[:, None] * out_t + rows[None, :], round_to(tl.trans(o), out.dtype.element_ty), mask=shown)
-        tl.store(mine, S, mask=inside)
+        if ALONE:
+            tl.store(mine, S, mask=inside)
+        else:
+            tl.store(mine, S, mask=inside & (stop == end))
+
+
+@triton.jit
+def join_kernel(
+    cu_seqlens, state_indices, has_initial_state, state, runs, T, N, SLOTS, HV, state_s, state_h, state_v,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, RUN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Take the state through the runs of a sequence: S <- S M + what the run left, which the row of `runs` then holds instead."""
+    blocks: tl.constexpr = (V + BV - 1) // BV
+    program = tl.program_id(0).to(tl.int64)
+    block, head, n = program % blocks, program // blocks % HV, (program // blocks // HV).to(tl.int32)
+    start, end = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64) + T
+    if cu_seqlens is not None:
+        start, end = _offset(cu_seqlens, n, T), _offset(cu_seqlens, n + 1, T)
+    slot = _slot(state_indices, n, N, SLOTS)
+    if (slot >= 0) & (end - start > RUN):
+        rows, d = block * BV + tl.arange(0, BV), tl.arange(0, BK)
+        inside = (rows < V)[:, None] & (d < K)[None, :]
+        keep = inside
+        if has_initial_state is not None:
+            keep = inside & (tl.load(has_initial_state + n) != 0)
+        S = tl.load(state + slot * state_s + head * state_h + rows[:, None] * state_v + d[None, :], mask=keep, other=0.0)
+        at = runs + ((start // RUN + n) * HV + head) * ((V + K) * K)
+        for run in range(0, bound(((end - start - 1) // RUN).to(tl.int32))):
+            where = at + run * (HV * ((V + K) * K)).to(tl.int64)
+            M = tl.load(where + (V + d[:, None]) * K + d[None, :], mask=(d < K)[:, None] & (d < K)[None, :], other=0.0)
+            left = where + rows[:, None] * K + d[None, :]
+            S = tl.dot(S, M, tl.load(left, mask=inside, other=0.0), input_precision=PRECISION)
+            tl.store(left, S, mask=inside)
 
 
 class Config(NamedTuple):
-    """Tiles of the two kernels for a dtype and a width of K."""
+    """Tiles of the kernels for a dtype and head sizes."""
 
     chunk: int
     block_v: int
@@ -256,14 +327,19 @@ class Config(NamedTuple):
     stages: int
     precision: str  # of products in the carry
     merge: str  # of products in the inverse
+    run: int  # tokens that a program of the carry takes at most; 0: a whole sequence
 
 
-def choose(dtype: torch.dtype, keys: int, values: int) -> Config:
+RUN = 2048
+
+
+def choose(dtype: torch.dtype, heads: int, keys: int, values: int) -> Config:
+    """By dtype and heads only, so that a sequence's bits depend on nothing but itself."""
     block_v = min(64, max(16, triton.next_power_of_2(values)))
+    run = RUN if keys <= 128 and heads * triton.cdiv(values, block_v) <= 32 else 0
     if dtype == torch.bfloat16:
-        return Config(64, block_v, 4, 4, 2 if keys <= 128 else 1, "ieee", "bf16x3")
-    precision = "ieee"
-    return Config(64 if keys <= 128 else 16, min(block_v, 32), 4, 4, 1, precision, precision)
+        return Config(64, block_v, 4, 4, 2 if keys <= 128 else 1, "ieee", "bf16x3", run)
+    return Config(64 if keys <= 128 else 16, min(block_v, 32), 4, 4, 1, "ieee", "ieee", run)
 
 
 def gated_delta_rule(
@@ -277,24 +353,39 @@ def gated_delta_rule(
         out.zero_()
         return
     dtype = torch.bfloat16 if q.dtype == k.dtype == v.dtype == torch.bfloat16 else torch.float32
-    c = config or choose(dtype, K, V)
-    operand = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}[dtype]
+    c = config or choose(dtype, HV, K, V)
     rows = T // c.chunk + N + 1
     A = torch.empty(rows, HV, c.chunk, c.chunk, dtype=dtype, device=q.device)
     P = torch.empty_like(A)
     decays = torch.empty(rows, HV, 2, c.chunk, dtype=torch.float32, device=q.device)
     if has_initial_state is not None and has_initial_state.dtype == torch.bool:
         has_initial_state = has_initial_state.view(torch.int8)
-    BK, slots, ratio = max(16, triton.next_power_of_2(K)), state.shape[0], HV // HK
-    shared = {"K": K, "BK": BK, "C": c.chunk, "BV": c.block_v, "OPERAND": operand, "enable_fp_fusion": True}
+    operand = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}[dtype]
+    slots, ratio, blocks = state.shape[0], HV // HK, triton.cdiv(V, c.block_v)
+    sizes = {"K": K, "BK": max(16, triton.next_power_of_2(K)), "BV": c.block_v, "enable_fp_fusion": True}
+    products = {"C": c.chunk, "OPERAND": operand, "PRECISION": c.precision}
     solve_kernel[(rows * HK,)](
         q, k, g, beta, cu_seqlens, state_indices, A, P, decays, out, scale, T, N, slots, ratio, HK, V,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), g.stride(0), beta.stride(0), out.stride(0), out.stride(1),
-        **shared, PRECISION=c.precision, MERGE=c.merge, num_warps=c.solve_warps, num_stages=1,
+        **sizes, **products, MERGE=c.merge, num_warps=c.solve_warps, num_stages=1,
     )  # fmt: skip
-    carry_kernel[(N * HV * triton.cdiv(V, c.block_v),)](
-        q, k, v, cu_seqlens, state_indices, has_initial_state, A, P, decays, state, out, scale, T, N, slots, ratio, HV, V,
-        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), out.stride(0), out.stride(1),
-        state.stride(0), state.stride(1), state.stride(2),
-        **shared, PRECISION=c.precision, STAGES=c.stages, num_warps=c.carry_warps, num_stages=c.stages,
+    run = c.run if c.run < T else 0  # no sequence is longer: then one run is all of it
+    runs = torch.empty(T // run + N if run else 0, HV, V + K, K, dtype=torch.float32, device=q.device)
+
+    def carry(programs: int, run: int, alone: bool) -> None:
+        carry_kernel[(programs,)](
+            q, k, v, cu_seqlens, state_indices, has_initial_state, A, P, decays, state, out, runs, scale, T, N, slots, ratio, HV,
+            q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), out.stride(0), out.stride(1),
+            *state.stride()[:3], V=V, RUN=run, ALONE=alone, STAGES=c.stages, **sizes, **products,
+            num_warps=c.carry_warps, num_stages=c.stages,
+        )  # fmt: skip
+
+    if not run:
+        carry(N * HV * blocks, 0, False)
+        return
+    carry(len(runs) * HV * (blocks + triton.cdiv(K, c.block_v)), run, True)
+    join_kernel[(N * HV * triton.cdiv(V, 16),)](
+        cu_seqlens, state_indices, has_initial_state, state, runs, T, N, slots, HV, *state.stride()[:3],
+        V=V, RUN=run, PRECISION="bf16x6", **{**sizes, "BV": 16}, num_warps=4, num_stages=1,
     )  # fmt: skip
+    carry(len(runs) * HV * blocks, run, False)

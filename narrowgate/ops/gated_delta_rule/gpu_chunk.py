@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from narrowgate.tile.gpu_math import bound, round_to
+from narrowgate.tile.gpu_math import INTERPRETED, bound, round_to
 
 GONE = tl.constexpr(-1e4)  # exp of it is 0; sums and differences of it are finite
 
@@ -327,6 +327,7 @@ class Config(NamedTuple):
     stages: int
     precision: str  # of products in the carry
     merge: str  # of products in the inverse
+    join: str  # of products of a state and a run's matrix
     run: int  # tokens that a program of the carry takes at most; 0: a whole sequence
 
 
@@ -336,10 +337,11 @@ RUN = 2048
 def choose(dtype: torch.dtype, heads: int, keys: int, values: int) -> Config:
     """By dtype and heads only, so that a sequence's bits depend on nothing but itself."""
     block_v = min(64, max(16, triton.next_power_of_2(values)))
+    split = "ieee" if INTERPRETED.value else "bf16x6"
     run = RUN if keys <= 128 and heads * triton.cdiv(values, block_v) <= 32 else 0
     if dtype == torch.bfloat16:
-        return Config(64, block_v, 4, 4, 2 if keys <= 128 else 1, "ieee", "bf16x3", run)
-    return Config(64 if keys <= 128 else 16, min(block_v, 32), 4, 4, 1, "ieee", "ieee", run)
+        return Config(64, block_v, 4, 4, 2 if keys <= 128 else 1, "ieee", "bf16x3", split, run)
+    return Config(64 if keys <= 128 else 16, min(block_v, 32), 4, 4, 1, "ieee", "ieee", split, run)
 
 
 def gated_delta_rule(
@@ -386,6 +388,6 @@ def gated_delta_rule(
     carry(len(runs) * HV * (blocks + triton.cdiv(K, c.block_v)), run, True)
     join_kernel[(N * HV * triton.cdiv(V, 16),)](
         cu_seqlens, state_indices, has_initial_state, state, runs, T, N, slots, HV, *state.stride()[:3],
-        V=V, RUN=run, PRECISION="bf16x6", **{**sizes, "BV": 16}, num_warps=4, num_stages=1,
+        V=V, RUN=run, PRECISION=c.join, **{**sizes, "BV": 16}, num_warps=4, num_stages=1,
     )  # fmt: skip
     carry(len(runs) * HV * blocks, run, False)

@@ -334,14 +334,15 @@ class Config(NamedTuple):
 RUN = 2048
 
 
-def choose(dtype: torch.dtype, heads: int, keys: int, values: int) -> Config:
-    """By dtype and heads only, so that a sequence's bits depend on nothing but itself."""
+def choose(dtypes: set[torch.dtype], heads: int, keys: int, values: int) -> Config:
+    """By dtypes and heads only, so that a sequence's bits depend on nothing but itself."""
     block_v = min(64, max(16, triton.next_power_of_2(values)))
-    split = "ieee" if INTERPRETED.value else "bf16x6"
     run = RUN if keys <= 128 and heads * triton.cdiv(values, block_v) <= 32 else 0
-    if dtype == torch.bfloat16:
-        return Config(64, block_v, 4, 4, 2 if keys <= 128 else 1, "ieee", "bf16x3", split, run)
-    return Config(64 if keys <= 128 else 16, min(block_v, 32), 4, 4, 1, "ieee", "ieee", split, run)
+    exact, fine = ("ieee", "ieee") if INTERPRETED.value else ("bf16x6", "bf16x3")
+    if dtypes == {torch.bfloat16}:
+        return Config(64, block_v, 4, 4, 2 if keys <= 128 else 1, "ieee", fine, exact, run)
+    precision = exact if torch.float32 in dtypes else fine  # a float16 is two bfloat16 exactly
+    return Config(64 if keys <= 128 else 16, block_v if keys <= 128 else 16, 4, 4, 1, precision, precision, exact, run)
 
 
 def gated_delta_rule(
@@ -354,8 +355,9 @@ def gated_delta_rule(
     if K == 0 or HV * V == 0:
         out.zero_()
         return
-    dtype = torch.bfloat16 if q.dtype == k.dtype == v.dtype == torch.bfloat16 else torch.float32
-    c = config or choose(dtype, HV, K, V)
+    dtypes = {q.dtype, k.dtype, v.dtype}
+    dtype = torch.bfloat16 if dtypes == {torch.bfloat16} else torch.float32
+    c = config or choose(dtypes, HV, K, V)
     rows = T // c.chunk + N + 1
     A = torch.empty(rows, HV, c.chunk, c.chunk, dtype=dtype, device=q.device)
     P = torch.empty_like(A)

@@ -1,5 +1,7 @@
 """The chunk form on the GPU: under the interpreter against the recurrence, compiled by reading the PTX, and on a GPU for bits."""
 
+import itertools
+
 import pytest
 import torch
 from gpu_scripts import run_script
@@ -94,10 +96,12 @@ def test_bits_repeat_and_do_not_depend_on_the_batch(heads):
     o, after = call(flow, state, offsets)
     for _ in range(50):
         again, after_again = call(flow, state, offsets)
-        assert torch.equal(o, again) and torch.equal(after, after_again)
-    for i, (a, b) in enumerate(zip(ends, ends[1:], strict=False)):
+        assert torch.equal(o, again)
+        assert torch.equal(after, after_again)
+    for i, (a, b) in enumerate(itertools.pairwise(ends)):
         alone, after_alone = call([t[a:b] for t in flow], state[i : i + 1], None)
-        assert torch.equal(alone, o[a:b]) and torch.equal(after_alone[0], after[i])
+        assert torch.equal(alone, o[a:b])
+        assert torch.equal(after_alone[0], after[i])
         head, _ = call([t[a : (a + b) // 2] for t in flow], state[i : i + 1], None)  # nor on what comes later
         assert torch.equal(head, o[a : (a + b) // 2])
 

@@ -109,6 +109,10 @@ def _prepare_streams() -> None:
         signal.signal(signal.SIGTERM, _terminate)
 
 
+class Terminated(SystemExit):
+    """Asked to end from outside. A kernel under test that leaves the process raises a plain SystemExit."""
+
+
 def _terminate(number: int, frame: Any) -> None:
     _say("terminated", 0)
-    raise SystemExit(128 + number)
+    raise Terminated(128 + number)

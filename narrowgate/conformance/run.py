@@ -56,7 +56,9 @@ def run(case: Case, function: Callable[..., Any], *, device: str = "cpu", impl: 
     except UnsupportedError as refusal:  # a named kernel may refuse a call, but not the reference
         refused = impl in ("cpu", "gpu") and "cannot take this call" in str(refusal)
         result = Result(case, "skipped" if refused else "failed", str(refusal))
-    except (Exception, SystemExit) as error:  # whoever leaves the process has not held the case
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and type(error) is not SystemExit:  # the process is asked to end, not left by a kernel
+            raise
         result = Result(case, "failed", f"{type(error).__name__}: {error}")
     result.seconds = time.perf_counter() - start
     return result

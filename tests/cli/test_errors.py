@@ -232,3 +232,18 @@ def test_inspect_sees_a_scheme_that_lies(tiny, tmp_path, run):
     next(iter(config["quantization_config"]["tensors"].values()))["scheme"] = "nvfp4"
     (packed / "config.json").write_text(json.dumps(config))
     one_line(run("inspect", packed), "said to be 'nvfp4', but holds 'mxfp4'")
+
+
+def test_sigterm_ends_a_check_and_is_no_failure_of_a_kernel(monkeypatch, capsys):
+    import narrowgate.ops as ops
+    from narrowgate.cli import main
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(ops, "l2_norm", lambda **arguments: signal.raise_signal(signal.SIGTERM))
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(["check", "--op", "l2_norm", "--impl", "reference"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 143
+    assert capsys.readouterr().err == "narrowgate: terminated\n"

@@ -241,3 +241,22 @@ print(ng.plan("linear", x, w))
     assert ran.returncode == 0, ran.stderr
     assert "plain torch (No module named 'numba')" in ran.stdout
     assert ran.stderr.count("products run as plain torch") == 1
+
+
+def test_the_plain_route_holds_a_tile_of_a_weight_and_not_the_matrix(monkeypatch):
+    from narrowgate.ops.linear import cpu
+
+    monkeypatch.setattr(cpu, "TILE", 4 * 64 * 5)  # five rows
+    codes = torch.arange(33 * 64).view(33, 64) % 16
+    half = Scale.from_values(torch.rand(33, 4).half().float(), "float16", (1, 16))
+    w = ng.pack(codes, "int4", scales=(half,), offset=(half,))
+    d, x, taken = w.dequantize(), torch.randn(3, 64), []
+    decode = cpu._decode
+    monkeypatch.setattr(cpu, "_decode", lambda w, start, into: (taken.append((start, len(into))), decode(w, start, into)))
+    for use, dense in ((w, d), (d.bfloat16(), d.bfloat16().float())):
+        taken.clear()
+        torch.testing.assert_close(ng.linear(x, use, impl="cpu"), x @ dense.T)
+        assert taken == [*((i, 5) for i in range(0, 30, 5)), (30, 3)]
+        many = ng.linear(x, use, batch_invariant=True, impl="cpu")
+        assert torch.equal(ng.linear(x[:1], use, batch_invariant=True, impl="cpu"), many[:1])
+    assert torch.equal(ng.matmul(torch.eye(33), w, impl="cpu"), d)

@@ -1,5 +1,9 @@
 """quantize on the CPU: every scheme, rule, input type and layout, bytes equal to the reference's, and its refusals."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -78,3 +82,24 @@ def test_refusals_are_the_references():
         ng.ops.quantize(torch.full((1, 32), 1e9), "q8_0", impl="cpu")
     assert ng.ops.quantize(torch.zeros(0, 32), "mxfp4", impl="cpu").shape == (0, 32)
     assert ng.ops.quantize(torch.zeros(3, 0), "int8_channel", impl="cpu").shape == (3, 0)
+
+
+AVX2 = "+avx2,+fma,+f16c,+avx,+sse4.2,+sse4.1,+ssse3,+popcnt,+bmi,+bmi2,+lzcnt,+movbe,+cx16,-avx512f"
+
+
+def test_avx2_alone():
+    """The same bytes, and the same values back, on an older processor."""
+    code = f"""
+import sys
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+import test_decode_cpu as d, test_quantize_cpu as q
+from narrowgate.simd.cpu_features import FEATURES
+assert FEATURES.level == "avx2"
+for scheme in ("nvfp4", "mxfp6_e3m2", "mxfp8_e4m3", "nf4_g64", "q8_0", "int2_g32"):
+    q.test_bytes_equal_the_reference(scheme, None)
+    d.test_every_scheme_prepared_and_not(scheme)
+d.test_levels_of_every_kind()
+"""
+    environment = {**os.environ, "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": AVX2}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert ran.returncode == 0, ran.stderr

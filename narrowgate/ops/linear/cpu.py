@@ -1,14 +1,15 @@
 """The products on the CPU: which route a call takes. The kernels are in cpu_exact.py and cpu_ordered.py, their calls in cpu_run.py.
 
 `linear` and `grouped_linear` on a packed weight run the exact kernel; the plan says what it reads and in what order it adds.
-`matmul` decodes and sums in order. The plain route is torch alone: decode a slice of the weight to float32 and multiply with
-the library's float32 product. It serves dense weights, the packed ones that `reading.read_weight` refuses, and machines
+`matmul` decodes and sums in order. The plain route decodes a tile of the weight to float32 and multiplies with torch's float32
+product; the whole matrix is never unpacked. It serves dense weights, the packed ones that `reading.read_weight` refuses, and machines
 where the kernels cannot run (no Numba, no AVX2): then it says so once in the log, and always in the plan. With
 `batch_invariant` its rows are matrix-vector products of one shape each, so of one order."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -18,12 +19,12 @@ from torch import Tensor
 from narrowgate.errors import UnsupportedError
 from narrowgate.ops.linear.activations import as_rows, read_input, row_scaled
 from narrowgate.ops.linear.integer import integer_weight
-from narrowgate.ops.linear.op import WORKSPACE
 from narrowgate.ops.linear.prepare import prepare
 from narrowgate.ops.linear.reading import Weight, read_weight, reading
 from narrowgate.packing import Operand, PackedTensor, decode_rows, flatten, unflatten
 
 LOG = logging.getLogger("narrowgate")
+TILE = 8 << 20  # bytes of decoded weight at a time: they stay in the caches between decoding and product
 
 
 @cache
@@ -61,20 +62,39 @@ def _into(x: Tensor, w: Tensor, y: Tensor, batch_invariant: bool) -> None:
         y[i] = torch.mv(w, x[i].clone())  # a copy, since an aligned vector may be summed in another order than an unaligned one
 
 
-def _slice(w: Operand, start: int, stop: int) -> Tensor:
-    return decode_rows(w, start, stop) if isinstance(w, PackedTensor) else w[start:stop].float()
+def _slices(w: Operand) -> Iterator[tuple[int, int, Tensor]]:
+    """(start, stop, rows [start, stop) of w in float32), a tile at a time; a tile is overwritten by the next."""
+    n, k = w.shape
+    if isinstance(w, Tensor) and w.dtype == torch.float32:
+        yield 0, n, w
+        return
+    step = min(n, max(1, TILE // (4 * max(k, 1))))
+    tile = torch.empty(step, k)
+    for start in range(0, n, step):
+        part = tile[: min(step, n - start)]
+        _decode(w, start, part)
+        yield start, start + part.shape[0], part
+
+
+def _decode(w: Operand, start: int, into: Tensor) -> None:
+    stop = start + into.shape[0]
+    if isinstance(w, Tensor):
+        into.copy_(w[start:stop])
+    elif kernels()[0] is not None:
+        from narrowgate.packing.decode_run_cpu import decode_into
+
+        decode_into(w, into, first=start)
+    else:
+        into.copy_(decode_rows(w, start, stop))
 
 
 def _product(x: Tensor, w: Operand, batch_invariant: bool) -> Tensor:
-    """x [M, K] float32 times w [N, K], a slice of rows of w at a time."""
-    n, k = w.shape
-    y = torch.empty(x.shape[0], n)
-    step = max(1, WORKSPACE // (4 * max(k, 1)))
-    if k == 0:
+    """x [M, K] float32 times w [N, K], a tile of rows of w at a time."""
+    y = torch.empty(x.shape[0], w.shape[0])
+    if w.shape[1] == 0:
         return y.zero_()
-    for start in range(0, n, step):
-        stop = min(start + step, n)
-        _into(x, _slice(w, start, stop), y[:, start:stop], batch_invariant)
+    for start, stop, rows in _slices(w):
+        _into(x, rows, y[:, start:stop], batch_invariant)
     return y
 
 
@@ -148,10 +168,8 @@ def matmul(
         out.copy_(_product(left, read_input(right, None).T.contiguous(), batch_invariant))
         return
     total = torch.zeros(out.shape)
-    step = max(1, WORKSPACE // (4 * max(out.shape[1], 1)))
-    for start in range(0, left.shape[1], step):
-        stop = min(start + step, left.shape[1])
-        run.add_in_order(left[:, start:stop], _slice(right, start, stop), total)
+    for start, stop, rows in _slices(right):
+        run.add_in_order(left[:, start:stop], rows, total)
     out.copy_(total)
 
 
@@ -188,14 +206,14 @@ def describe(
     if op == "matmul":
         if kernels()[0] is not None:
             contract = "decoded exactly, one rounded product and one rounded sum a k, in order; never fused"
-            return {"reveals": "float32", "batch_invariant": True, "workspace_bytes": WORKSPACE, "contract": contract}
+            return {"reveals": "float32", "batch_invariant": True, "workspace_bytes": TILE, "contract": contract}
         weight, reason = None, kernels()[1]
     else:
         weight, reason = route(w, w_format)
     if weight is None:
         contract = f"{shown}, plain torch ({reason}): weights decoded to float32 in slices, float32 sums in the library's order"
         return {
-            "reveals": "float32", "batch_invariant": batch_invariant, "workspace_bytes": WORKSPACE, "contract": contract,
+            "reveals": "float32", "batch_invariant": batch_invariant, "workspace_bytes": TILE, "contract": contract,
         }  # fmt: skip
     kept = (
         "read in place" if weight.prepared else f"{weight.layout} turned into lanes a slice at a time (ng.prepare does it once)"

@@ -1,11 +1,14 @@
 """Every error that a user can make: one line on stderr, exit code 2, no traceback, nothing on stdout and nothing on disk."""
 
+import dataclasses
 import json
 import signal
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
+from narrowgate.dispatch import OPERATORS
 
 FILE = "model.safetensors"
 
@@ -137,7 +140,6 @@ def test_k_that_the_scheme_cannot_divide(tiny, tmp_path, run):
         (("generate", "TINY", "--prompt", "x", "--temperature", "-1"), "temperature"),
         (("generate", "TINY", "--prompt", "x", "--device", "cuda:99"), "cuda:99"),
         (("generate", "TINY", "--prompt", "x", "--device", "bridge"), "bridge"),
-        (("generate", "TINY", "--prompt", "x", "--strict"), "strict"),
         (("compare", "TINY"), "--text"),
         (("compare", "TINY", "--schemes", "mxfp4,fp3", "--text", "x"), "fp3"),
         (("compare", "TINY", "--text", "nowhere.txt"), "nowhere.txt"),
@@ -160,6 +162,12 @@ def test_wrong_arguments(argv, says, tiny, tmp_path, run):
     assert result[1] == ""
     assert not list(tmp_path.iterdir())
     assert sorted(tiny.rglob("*")) == tiny_files
+
+
+def test_strict_fails_where_a_kernel_refuses(tiny, run, monkeypatch):
+    kernels = OPERATORS["linear"].kernels
+    monkeypatch.setitem(kernels, "cpu", dataclasses.replace(kernels["cpu"], refuse=lambda *a, **k: ("not today",)))
+    one_line(run("generate", tiny, "--prompt", "x", "--scheme", "mxfp4", "--strict"), "strict", "not today")
 
 
 @pytest.mark.parametrize(("data", "says"), [(b"caf\xe9 au lait", "UTF-8"), (b"", "empty"), (b"\xff", "0xff")])

@@ -11,7 +11,6 @@ def run_script(tmp_path, *parts, interpret):
     path = tmp_path / "script.py"
     path.write_text("\n".join(textwrap.dedent(part) for part in parts))
     environment = {**os.environ, "TRITON_INTERPRET": "1" if interpret else "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    environment["PYTHONPATH"] = os.pathsep.join(["tests/tile", *filter(None, [environment.get("PYTHONPATH")])])
     done = subprocess.run([sys.executable, str(path)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout

@@ -13,8 +13,8 @@ pytest.importorskip("triton")
 CHOSEN = {
     "dequantize": ("int4", "exponent bytes", "index16, odd width", "zero point, two levels, offset", "groups far below the largest"),
     "embedding": ("4 bits, group 16, n 320", "4 bits, group 16, n 320, offset", "int4 K=7 words@1"),
-    "quantize": ("ties to even", "nvfp4, small blocks", "int4_g32, scale rounded up", "refuses NaN and inf", "saturation and a tie, mse",
-                 "a short last block"),
+    "quantize": ("ties to even", "nvfp4, small blocks", "int4_g32, scale rounded up", "refuses NaN and inf",
+                 "saturation and a tie, mse", "a short last block"),
     "quantize_grouped": ("silu_mul of large gates", "global scale 0", "no row that counts", "refuses an overflow"),
 }  # fmt: skip
 CASES = f"""
@@ -37,10 +37,9 @@ SCHEMES = """
         for values in (x, x[:, :100].bfloat16()) if scheme(name).k_multiple == 1 else (x, x[:, :96].bfloat16()):
             got, want = quantize(values, name, impl="gpu"), quantize(values, name, impl="reference")
             assert ng.same_bits(got, want), (name, values.shape)
-    for layout in ("bytes@1", "lanes16@1"):
-        assert ng.same_bits(quantize(x, "mxfp6_e2m3", layout=layout, impl="gpu"), quantize(x, "mxfp6_e2m3", layout=layout, impl="reference"))
-    for outer in (3.0, torch.tensor([1.0, 2.0, 0.5, 4.0]), "per_row"):
-        assert ng.same_bits(quantize(x, "nvfp4", global_scale=outer, impl="gpu"), quantize(x, "nvfp4", global_scale=outer, impl="reference"))
+    both = lambda name, **how: (quantize(x, name, impl=impl, **how) for impl in ("gpu", "reference"))
+    assert all(ng.same_bits(*both("mxfp6_e2m3", layout=layout)) for layout in ("bytes@1", "lanes16@1"))
+    assert all(ng.same_bits(*both("nvfp4", global_scale=s)) for s in (3.0, torch.tensor([1.0, 2.0, 0.5, 4.0]), "per_row"))
 """
 SATURATING = """
     import torch, narrowgate as ng

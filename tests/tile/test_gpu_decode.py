@@ -42,7 +42,7 @@ COMPILED = """
                 kernel[(1,)](all_codes(name), torch.empty(1), ELEMENT=name, NATIVE=how, N=256, enable_fp_fusion=True)
     assert not any(inexact(k) for k in kernels), [inexact(k) for k in kernels]
     assert any("e4m3x2" in k.asm["ptx"] for k in kernels)  # the device's own conversion
-    placed = dict(zip(((n, h) for n in NAMES for h in ("placed", "native")), kernels))
+    placed = dict(zip(((n, h) for n in NAMES for h in (False, True)), kernels))
     for name in ("int2", "int4", "int8", "uint4", "float4_e2m1fn", "float6_e3m2fn", "float8_e4m3fn"):
         assert "cvt.rn.f32" not in placed[name, False].asm["ptx"], name
 """

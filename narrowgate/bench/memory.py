@@ -18,7 +18,7 @@ import narrowgate.ops as ops
 from narrowgate.bench.timing import Call, Measured, copies, interleaved, replayed, roofs
 from narrowgate.conformance.guards import clone, tensors
 from narrowgate.formats import scheme
-from narrowgate.packing import same_bits
+from narrowgate.packing import PackedTensor, same_bits
 
 SCHEMES = ("int4_g128", "mxfp4", "nvfp4", "mxfp6_e3m2", "mxfp8_e4m3", "int8_channel", "nf4_g64", "q4_0", "int2_g32", "bf16")
 GROUPED = (("e3m2", None), ("e4m3", None), ("e4m3", "silu_mul"), ("e3m2", "relu2"))
@@ -48,19 +48,26 @@ def cases(shape: tuple[int, int], schemes: Sequence[str] = SCHEMES, device: str 
         some = w.rows(0, min(CHECKED, n)).to("cpu")
         right = ops.dequantize(some, impl="reference")
         for dtype in (torch.bfloat16, torch.float32):
-            short = str(dtype).removeprefix("torch.")
             out, want = torch.empty(n, k, dtype=dtype, device=device), right.to(dtype)
-            nbytes = w.nbytes + out.nbytes
-            yield Case(
-                f"dequantize {name} {short}", lambda w, out: ops.dequantize(w, dtype=out.dtype, out=out), (w, out), nbytes,
-                lambda w=w, out=out, want=want: _same(ops.dequantize(w, dtype=out.dtype)[: len(want)], want),
-            )  # fmt: skip
-        yield Case(
-            f"embedding {name} float32", lambda i, w, out: ops.embedding(i, w, out=out), (ids, w, out), nbytes + ids.nbytes,
-            lambda w=w, want=want: _same(ops.embedding(torch.arange(len(want), device=device), w), want + 0.0),
-        )  # fmt: skip
+            nbytes, label = w.nbytes + out.nbytes, f"{name} {str(dtype).removeprefix('torch.')}"
+            yield Case(f"dequantize {label}", _dequantize, (w, out), nbytes, partial(_unlike, _dequantize, (w, out), want))
+            lookup = (ids, w, out)
+            check = partial(_unlike, _embedding, (torch.arange(len(want), device=device), w, out[: len(want)]), want + 0.0)
+            yield Case(f"embedding {label}", _embedding, lookup, nbytes + ids.nbytes, check)
     for fmt, activation in GROUPED:
         yield _grouped(x, fmt, activation)
+
+
+def _dequantize(w: PackedTensor, out: Tensor) -> Tensor:
+    return ops.dequantize(w, dtype=out.dtype, out=out)
+
+
+def _embedding(ids: Tensor, w: PackedTensor, out: Tensor) -> Tensor:
+    return ops.embedding(ids, w, dtype=out.dtype, out=out)
+
+
+def _unlike(call: Callable[..., Tensor], inputs: tuple[Any, ...], want: Tensor) -> str:
+    return _same(call(*inputs)[: len(want)], want)
 
 
 def _quantized(x: Tensor, name: str) -> Case:

@@ -30,7 +30,7 @@ def memory(
         raise InputError(f"bench memory: expected --shape NxK with K a multiple of 64, got {shape!r}")
     schemes = tuple(scheme or bench.SCHEMES)
     with console.progress() as bar:
-        task = bar.add_task("cases", total=4 * len(schemes) + len(bench.GROUPED))
+        task = bar.add_task("cases", total=5 * len(schemes) + len(bench.GROUPED))
 
         def tell(case: str) -> None:
             bar.advance(task)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from narrowgate.dispatch import Operator, checks_values
+from narrowgate.dispatch import Kernel, Operator, checks_values
 from narrowgate.ops import checks, sequences
 from narrowgate.ops.host import host_kernel
 
@@ -41,8 +41,9 @@ def check_common(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, state:
     checks.expect(op, good, f"expected activation to be 'silu', 'none' or None, got {activation!r}")
 
 
-def add_host_kernel(operator: Operator) -> None:
+def add_kernels(operator: Operator) -> None:
     operator.add(host_kernel(f"narrowgate.ops.causal_conv1d.cpu:{operator.name}", refuse=_too_wide))
+    operator.add(Kernel("gpu", f"narrowgate.ops.causal_conv1d.gpu:{operator.name}"))
 
 
 def _too_wide(x: Tensor, weight: Tensor, *args: object, **kwargs: object) -> tuple[str, ...]:
@@ -127,8 +128,8 @@ _causal_conv1d_step = Operator(
     f"{_REFERENCE}:causal_conv1d_step", allocate=zeros_like_x, check=_check_step, check_values=_check_step_values,
 )  # fmt: skip
 
-add_host_kernel(_causal_conv1d)
-add_host_kernel(_causal_conv1d_step)
+add_kernels(_causal_conv1d)
+add_kernels(_causal_conv1d_step)
 
 
 def causal_conv1d(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from narrowgate.dispatch import Operator, checks_values
 from narrowgate.ops import checks, sequences
-from narrowgate.ops.causal_conv1d.op import add_host_kernel, check_common, zeros_like_x
+from narrowgate.ops.causal_conv1d.op import add_kernels, check_common, zeros_like_x
 
 _OP = "causal_conv1d_speculative_step"
 
@@ -54,7 +54,7 @@ _speculative_step = Operator(
     f"narrowgate.ops.causal_conv1d.reference:{_OP}", allocate=zeros_like_x, check=_check, check_values=_check_values,
 )  # fmt: skip
 
-add_host_kernel(_speculative_step)
+add_kernels(_speculative_step)
 
 
 def causal_conv1d_speculative_step(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from narrowgate.dispatch import Operator
+from narrowgate.dispatch import Kernel, Operator
 from narrowgate.ops import checks
 from narrowgate.ops.host import host_kernel
+from narrowgate.tile.strides import scattered
 
 _REFERENCE = "narrowgate.ops.elementwise.reference"
 
@@ -35,6 +36,10 @@ def _check_convert(x: Tensor, dtype: torch.dtype) -> None:
     checks.expect("convert", dtype in checks.FLOATS, f"expected dtype float32, bfloat16 or float16, got {dtype}")
 
 
+def _unfit(x: Tensor, *_: object) -> list[str]:
+    return scattered(x)
+
+
 _silu = Operator(
     "silu", "Tensor x", f"{_REFERENCE}:silu", allocate=_like, check=lambda x: checks.floats("silu", x=x)
 )  # fmt: skip
@@ -53,6 +58,7 @@ _convert = Operator(
 
 for _operator in (_silu, _silu_mul, _relu2, _scale, _convert):
     _operator.add(host_kernel(f"narrowgate.ops.elementwise.cpu:{_operator.name}"))
+    _operator.add(Kernel("gpu", f"narrowgate.ops.elementwise.gpu:{_operator.name}", refuse=_unfit))
 
 
 def silu(x: Tensor, out: Tensor | None = None, *, impl: str | None = None) -> Tensor:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from narrowgate.ops.gated_delta_rule.op import LONGEST
+from narrowgate.ops.gated_delta_rule.op import CPU_KEYS
 from narrowgate.ops.gates.cpu import decay_lanes
 from narrowgate.ops.norms.cpu import sum_of_squares
 from narrowgate.simd import cpu as simd
@@ -41,7 +41,7 @@ from narrowgate.simd.cpu_values import (
 ROWS = 64  # rows of the state in a task
 AHEAD = 4096  # bytes: how far in front of the reads the next cache lines are asked for
 STEPS, SEQUENCES, DRAFTS, PACKED = range(4)
-assert 4 * LONGEST == 8192  # the scratch of a key
+assert 4 * CPU_KEYS == 8192  # the scratch of a key
 _ZERO = np.float32(0.0)
 
 

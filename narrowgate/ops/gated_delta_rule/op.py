@@ -10,6 +10,7 @@ Value head h reads key head h // (Hv / Hk)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from narrowgate.ops.host import host_kernel
 _REFERENCE = "narrowgate.ops.gated_delta_rule.reference"
 _COMPRESSED = "gdn_prefill: state must be f32; gather compressed cache rows first"
 FORMS = ("auto", "chunk", "recurrent")
-LONGEST = 2048  # values of a key that the CPU kernel takes
+CPU_KEYS, GPU_KEYS = 2048, 1024  # values of a key that the kernels take
 
 
 def like_v(q: Tensor, k: Tensor, v: Tensor, *args: object, **kwargs: object) -> Tensor:
@@ -60,10 +61,14 @@ def check_state(op: str, state: Tensor, q: Tensor, v: Tensor) -> None:
     checks.device(op, q, state=state)
 
 
-def too_long(*args: Any, **kwargs: Any) -> tuple[str, ...]:
-    """Why the CPU kernel does not take a call whose sixth argument is the state."""
-    state = args[5] if len(args) > 5 else kwargs["state"]
-    return () if state.shape[3] <= LONGEST else (f"keys of at most {LONGEST} values, got {state.shape[3]}",)
+def keys_over(most: int) -> Callable[..., tuple[str, ...]]:
+    """Why a kernel does not take a call, whose sixth argument is the state: its keys have more values than it holds."""
+
+    def refuse(*args: Any, **kwargs: Any) -> tuple[str, ...]:
+        state = args[5] if len(args) > 5 else kwargs["state"]
+        return () if state.shape[3] <= most else (f"keys of at most {most} values, got {state.shape[3]}",)
+
+    return refuse
 
 
 def _check_prefill(
@@ -144,11 +149,14 @@ _gated_delta_rule_step = Operator(
 _gated_delta_rule.add(
     host_kernel(
         "narrowgate.ops.gated_delta_rule.cpu:gated_delta_rule",
-        refuse=too_long,
+        refuse=keys_over(CPU_KEYS),
         describe=lambda *_, form="auto", **__: {"contract": f"form {'recurrent' if form == 'auto' else form}"},
     )
 )
-_gated_delta_rule_step.add(host_kernel("narrowgate.ops.gated_delta_rule.cpu:gated_delta_rule_step", refuse=too_long))
+_gated_delta_rule_step.add(host_kernel("narrowgate.ops.gated_delta_rule.cpu:gated_delta_rule_step", refuse=keys_over(CPU_KEYS)))
+_gated_delta_rule_step.add(
+    Kernel("gpu", "narrowgate.ops.gated_delta_rule.gpu_step:gated_delta_rule_step", refuse=keys_over(GPU_KEYS))
+)
 
 
 def gated_delta_rule(

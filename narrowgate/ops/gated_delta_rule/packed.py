@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from narrowgate.dispatch import Operator
+from narrowgate.dispatch import Kernel, Operator
 from narrowgate.ops import checks
-from narrowgate.ops.gated_delta_rule.op import check_scale, too_long
+from narrowgate.ops.gated_delta_rule.op import CPU_KEYS, GPU_KEYS, check_scale, keys_over
 from narrowgate.ops.host import host_kernel
 
 _OP = "gated_delta_rule_packed_step"
@@ -67,7 +67,10 @@ _packed_step = Operator(
     f"narrowgate.ops.gated_delta_rule.reference:{_OP}", allocate=_allocate, check=_check, check_values=_check_values,
 )  # fmt: skip
 
-_packed_step.add(host_kernel(f"narrowgate.ops.gated_delta_rule.cpu:{_OP}", refuse=too_long))
+_packed_step.add(host_kernel(f"narrowgate.ops.gated_delta_rule.cpu:{_OP}", refuse=keys_over(CPU_KEYS)))
+_packed_step.add(
+    Kernel("gpu", "narrowgate.ops.gated_delta_rule.gpu_step:gated_delta_rule_packed_step", refuse=keys_over(GPU_KEYS))
+)
 
 
 def gated_delta_rule_packed_step(

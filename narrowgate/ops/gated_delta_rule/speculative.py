@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from narrowgate.dispatch import Operator, checks_values
+from narrowgate.dispatch import Kernel, Operator, checks_values
 from narrowgate.errors import InputError
 from narrowgate.ops import checks, sequences
-from narrowgate.ops.gated_delta_rule.op import check_inputs, check_state, like_v, too_long
+from narrowgate.ops.gated_delta_rule.op import CPU_KEYS, GPU_KEYS, check_inputs, check_state, keys_over, like_v
 from narrowgate.ops.host import host_kernel
 
 _OP = "gated_delta_rule_speculative_step"
@@ -72,7 +72,10 @@ _speculative_step = Operator(
     f"narrowgate.ops.gated_delta_rule.reference:{_OP}", allocate=like_v, check=_check, check_values=_check_values,
 )  # fmt: skip
 
-_speculative_step.add(host_kernel(f"narrowgate.ops.gated_delta_rule.cpu:{_OP}", refuse=too_long))
+_speculative_step.add(host_kernel(f"narrowgate.ops.gated_delta_rule.cpu:{_OP}", refuse=keys_over(CPU_KEYS)))
+_speculative_step.add(
+    Kernel("gpu", "narrowgate.ops.gated_delta_rule.gpu_sequence:gated_delta_rule_speculative_step", refuse=keys_over(GPU_KEYS))
+)
 
 
 def gated_delta_rule_speculative_step(

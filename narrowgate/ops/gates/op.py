@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from narrowgate.dispatch import Operator
+from narrowgate.dispatch import Kernel, Operator
 from narrowgate.ops import checks
 from narrowgate.ops.host import host_kernel
 
@@ -53,6 +53,7 @@ _gdn_decay = Operator(
 
 for _operator in (_gdn_gate, _gdn_decay):
     _operator.add(host_kernel(f"narrowgate.ops.gates.cpu:{_operator.name}"))
+    _operator.add(Kernel("gpu", f"narrowgate.ops.gates.gpu:{_operator.name}"))
 
 
 def gdn_gate(a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, *, impl: str | None = None) -> tuple[Tensor, Tensor]:

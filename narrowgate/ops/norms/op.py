@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from narrowgate.dispatch import Operator
+from narrowgate.dispatch import Kernel, Operator
 from narrowgate.ops import checks
 from narrowgate.ops.host import host_kernel
+from narrowgate.tile.strides import scattered
 
 _REFERENCE = "narrowgate.ops.norms.reference"
 
@@ -47,6 +48,12 @@ def _check_rms_norm_gated(x: Tensor, gate: Tensor, weight: Tensor, *, eps: float
     checks.expect(op, good, f"expected activation to be 'silu' or 'sigmoid', got {activation!r}")
 
 
+def _unfit(x: Tensor, *args: Tensor | None, **_: object) -> list[str]:
+    """Why the GPU kernel, which keeps a row in registers, cannot take a call."""
+    rows = [x, *(t for t in args if t is not None and t.ndim > 1)]
+    return scattered(*rows) + ([f"expected rows of at most 65536, got {x.shape[-1]}"] if x.shape[-1] > 65536 else [])
+
+
 _l2_norm = Operator(
     "l2_norm", "Tensor x, *, float eps=1e-6", f"{_REFERENCE}:l2_norm", allocate=_like, check=_check_l2_norm
 )  # fmt: skip
@@ -61,6 +68,7 @@ _rms_norm_gated = Operator(
 
 for _operator in (_l2_norm, _rms_norm, _rms_norm_gated):
     _operator.add(host_kernel(f"narrowgate.ops.norms.cpu:{_operator.name}"))
+    _operator.add(Kernel("gpu", f"narrowgate.ops.norms.gpu:{_operator.name}", refuse=_unfit))
 
 
 def l2_norm(x: Tensor, *, eps: float = 1e-6, out: Tensor | None = None, impl: str | None = None) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from narrowgate.dispatch import Operator
+from narrowgate.dispatch import Kernel, Operator
 from narrowgate.ops import checks
 from narrowgate.ops.host import host_kernel
 
@@ -75,6 +75,7 @@ _gdn_post_conv = Operator(
 
 for _operator in (_split_qkv, _gdn_post_conv):
     _operator.add(host_kernel(f"narrowgate.ops.post_conv.cpu:{_operator.name}"))
+    _operator.add(Kernel("gpu", f"narrowgate.ops.post_conv.gpu:{_operator.name}"))
 
 
 def split_qkv(

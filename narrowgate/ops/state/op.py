@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from narrowgate.dispatch import Operator
+from narrowgate.dispatch import Kernel, Operator
 from narrowgate.ops import checks
 from narrowgate.ops.host import host_kernel
+from narrowgate.tile.strides import scattered
 
 _REFERENCE = "narrowgate.ops.state.reference"
 
@@ -65,6 +66,10 @@ def _check_copy(dst: Tensor, src: Tensor, indices: Tensor) -> None:
     checks.device(op, dst, src=src)
 
 
+def _unfit(x: Tensor, y: Tensor, *_: object) -> list[str]:
+    return scattered(*(t[0] for t in (x, y) if t.ndim > 1 and t.shape[0]))
+
+
 _gather_state = Operator(
     "gather_state", "Tensor cache, Tensor indices, Tensor? has_initial_state=None", f"{_REFERENCE}:gather_state",
     allocate=_float_rows, check=_check_gather, out_dtype="same",
@@ -96,6 +101,7 @@ def _scattered(*args: Any, **kwargs: Any) -> tuple[str, ...]:
 
 for _operator in (_gather_state, _scatter_state, _select_rows, _copy_rows):
     _operator.add(host_kernel(f"narrowgate.ops.state.cpu:{_operator.name}", refuse=_scattered))
+    _operator.add(Kernel("gpu", f"narrowgate.ops.state.gpu:{_operator.name}", refuse=_unfit))
 
 
 def gather_state(

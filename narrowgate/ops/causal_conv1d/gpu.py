@@ -1,0 +1,214 @@
+"""The short convolution on the GPU: over whole sequences, one token a row, and drafted tokens. Taps are added to the bias from
+the oldest to the newest in float32, one rounding each, whatever the form: hence the same bits.
+
+Whole sequences: a program takes BT tokens of one sequence and BC channels. The program of a sequence's first tokens is the only
+one that looks at its state, and so also the one that replaces it: nothing races, at any length. Which sequence and which tokens
+are its own a program finds in cu_seqlens: sequence i owns the programs from cu[i] // BT + i on, which are at least as many
+as its tokens need. A work descriptor names them outright.
+
+One element a thread in everything that touches a state, so that a thread overwrites only what it has itself read."""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from narrowgate.tile.gpu_launch import flags, launch
+from narrowgate.tile.gpu_math import bound, round_to
+from narrowgate.tile.gpu_special import activate
+from narrowgate.tile.gpu_sums import single
+
+CHUNK = 8  # tokens of an entry of a work descriptor
+STEP = 128  # channels of a program of a step
+
+
+@triton.jit
+def _clamped(offsets, i, tokens):
+    return tl.minimum(tl.maximum(tl.load(offsets + i).to(tl.int64), 0), tokens)
+
+
+@triton.jit
+def _own(offsets, sequences, tokens, BT: tl.constexpr, BLOCK: tl.constexpr):
+    """The sequence that owns a program, and which of its programs it is."""
+    program, before = tl.program_id(0), tl.program_id(0) * 0
+    for b in range(0, bound(sequences), BLOCK):
+        i = b + tl.arange(0, BLOCK)
+        start = tl.load(offsets + i, i < sequences, other=0).to(tl.int64)
+        first = tl.minimum(tl.maximum(start, 0), tokens) // BT + i
+        before += tl.sum(((first <= program) & (i < sequences)).to(tl.int32), axis=0)
+    i = tl.maximum(before - 1, 0)
+    return i.to(tl.int64), program - (_clamped(offsets, i, tokens) // BT + i)
+
+
+@triton.jit(do_not_specialize=["tokens", "sequences", "entries"])
+def _conv_kernel(
+    x, weight, bias, state, offsets, flags, indices, batch_ptr, token_chunk_offset, out, tokens, sequences, entries, slots,
+    channels, stride_x, stride_w, stride_s, stride_c, stride_i, stride_o,
+    W: tl.constexpr, ACTIVATION: tl.constexpr, VARLEN: tl.constexpr, FLAGGED: tl.constexpr, INDEXED: tl.constexpr,
+    WORK: tl.constexpr, BIAS: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, SEARCH: tl.constexpr,
+):  # fmt: skip
+    tokens = tokens.to(tl.int64)
+    i, chunk = tl.program_id(0).to(tl.int64) * 0, tl.program_id(0).to(tl.int64)
+    if WORK:
+        if tl.program_id(0) < entries:
+            i = tl.load(batch_ptr + tl.program_id(0)).to(tl.int64)
+            chunk = tl.load(token_chunk_offset + tl.program_id(0)).to(tl.int64)
+        else:  # one more program a sequence, for those without a token: they have no entry, but a state
+            i, chunk = tl.program_id(0).to(tl.int64) - entries, chunk * 0
+    elif VARLEN:
+        i, chunk = _own(offsets, sequences, tokens, BT, SEARCH)
+    known = (i >= 0) & (i < sequences)
+    i = tl.where(known, i, 0)
+    first, last = tokens * 0, tokens
+    if VARLEN:
+        first = _clamped(offsets, i, tokens)
+        last = tl.maximum(first, _clamped(offsets, i + 1, tokens))
+    if WORK:
+        known = known & ((tl.program_id(0) < entries) | (first == last))
+    slot = tl.load(indices + i * stride_i).to(tl.int64) if INDEXED else i
+    live = known & (slot >= 0) & (slot < slots) & (chunk >= 0)
+    keep = live
+    if FLAGGED:
+        keep = keep & (tl.load(flags + i) != 0)
+    at = first + chunk * BT
+    if live & ((at < last) | (chunk == 0)):
+        c = tl.program_id(1) * BC + tl.arange(0, BC)
+        here = c < channels
+        t = at + tl.arange(0, BT)
+        ok = (t < last)[:, None] & here[None, :]
+        taps = state + slot * stride_s + c.to(tl.int64) * stride_c
+        y = tl.zeros([BT, BC], tl.float32)
+        if BIAS:
+            y += tl.load(bias + c, here, other=0.0).to(tl.float32)[None, :]
+        for j in tl.static_range(W):
+            p = t - (W - 1) + j
+            tap = tl.load(x + p[:, None] * stride_x + c[None, :], ok & (p >= first)[:, None], other=0.0).to(tl.float32)
+            if chunk == 0:
+                left = (p < first)[:, None] & ok & keep
+                tap += tl.load(taps[None, :] + (p - first + W - 1)[:, None], left, other=0.0).to(tl.float32)
+            y += tl.load(weight + c * stride_w + j, here, other=0.0).to(tl.float32)[None, :] * tap
+        tl.store(out + t[:, None] * stride_o + c[None, :], round_to(activate(y, ACTIVATION), out.dtype.element_ty), ok)
+        if chunk == 0:
+            tl.debug_barrier()  # every old tap has been read
+            for m in tl.static_range(W - 1):
+                p = last - (W - 1) + m
+                tap = tl.load(x + p * stride_x + c, here & (p >= first), other=0.0).to(tl.float32)
+                old = tl.load(single(taps, p - first + W - 1 + c * 0), here & keep & (p < first), other=0.0)
+                tl.store(
+                    single(taps, m + c * 0),
+                    round_to(tl.where(p < first, old.to(tl.float32), tap), state.dtype.element_ty),
+                    here,
+                )
+
+
+@triton.jit
+def _step_kernel(
+    x, weight, bias, state, indices, out, slots, channels, stride_x, stride_w, stride_s, stride_c, stride_i, stride_o,
+    W: tl.constexpr, ACTIVATION: tl.constexpr, INDEXED: tl.constexpr, BIAS: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    slot = tl.load(indices + row * stride_i).to(tl.int64) if INDEXED else row
+    here = (c < channels) & (slot >= 0) & (slot < slots)
+    taps = state + slot * stride_s + c.to(tl.int64) * stride_c
+    y = tl.zeros([BC], tl.float32)
+    if BIAS:
+        y += tl.load(bias + c, here, other=0.0).to(tl.float32)
+    for j in tl.static_range(W):
+        if j < W - 1:
+            tap = tl.load(single(taps, j + c * 0), here, other=0.0).to(tl.float32)
+        else:
+            tap = tl.load(single(x + row * stride_x, c), here, other=0.0).to(tl.float32)
+        y += tl.load(single(weight + j, c * stride_w), here, other=0.0).to(tl.float32) * tap
+        if j > 0:
+            tl.store(single(taps, j - 1 + c * 0), round_to(tap, state.dtype.element_ty), here)
+    tl.store(single(out + row * stride_o, c), round_to(activate(y, ACTIVATION), out.dtype.element_ty), here)
+
+
+@triton.jit(do_not_specialize=["tokens", "columns"])
+def _speculative_kernel(
+    x, weight, bias, state, offsets, indices, accepted, out, tokens, slots, channels, columns,
+    stride_x, stride_w, stride_s, stride_c, stride_i, stride_n, stride_o,
+    W: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    tokens = tokens.to(tl.int64)
+    first = _clamped(offsets, i, tokens)
+    longest = columns - (W - 2)
+    last = tl.minimum(tl.maximum(first, _clamped(offsets, i + 1, tokens)), first + longest)
+    slot = tl.load(indices + i * stride_i).to(tl.int64)
+    start = tl.load(accepted + i * stride_n).to(tl.int64) - 1
+    live = (slot >= 0) & (slot < slots) & (start >= 0) & (start < longest) & (last > first)
+    last = tl.where(live, last, first)
+    here = (c < channels) & live
+    taps = state + tl.where(live, slot, 0) * stride_s + c.to(tl.int64) * stride_c
+    for t in range(bound(first), bound(last)):
+        y = tl.zeros([BC], tl.float32)
+        if BIAS:
+            y += tl.load(bias + c, here, other=0.0).to(tl.float32)
+        for j in tl.static_range(W):
+            tap = _window(x, taps, first, start, t - first + j, c, stride_x, here, W)
+            y += tl.load(single(weight + j, c * stride_w), here, other=0.0).to(tl.float32) * tap
+        tl.store(single(out + t * stride_o, c), round_to(activate(y, ACTIVATION), out.dtype.element_ty), here)
+    for m in range(0, bound(tl.where(live, last - first + W - 2, 0))):  # reads run ahead of writes
+        tap = _window(x, taps, first, start, m + 1, c, stride_x, here, W)
+        tl.store(single(taps, m + c * 0), round_to(tap, state.dtype.element_ty), here)
+
+
+@triton.jit
+def _window(x, taps, first, start, m, c, stride_x, here, W: tl.constexpr):
+    """Entry m of the old taps from `start` on, W - 1 of them, followed by the request's tokens."""
+    old = m < W - 1
+    held = tl.load(single(taps, start + m + c * 0), here & old, other=0.0).to(tl.float32)
+    new = tl.load(single(x + (first + m - (W - 1)) * stride_x, c), here & (m >= W - 1), other=0.0).to(tl.float32)
+    return tl.where(old, held, new)
+
+
+def causal_conv1d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, cu_seqlens: Tensor | None = None,
+    has_initial_state: Tensor | None = None, *, activation: str | None = "silu", state_indices: Tensor | None = None,
+    batch_ptr: Tensor | None = None, token_chunk_offset: Tensor | None = None, out: Tensor,
+) -> None:  # fmt: skip
+    tokens, channels = x.shape
+    sequences = 1 if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    work = batch_ptr is not None
+    bt, bc = (CHUNK if work else 16), min(256, triton.next_power_of_2(max(channels, 1)))
+    entries = batch_ptr.shape[0] if batch_ptr is not None else 0
+    programs = (entries if work else tokens // bt) + sequences
+    launch(
+        _conv_kernel, (programs if sequences else 0, triton.cdiv(channels, bc)), x, x, weight, bias, state, cu_seqlens,
+        flags(has_initial_state), state_indices, batch_ptr, token_chunk_offset, out, tokens, sequences, entries, state.shape[0],
+        channels, x.stride(0), weight.stride(0), *state.stride()[:2], 0 if state_indices is None else state_indices.stride(0),
+        out.stride(0), W=weight.shape[1], ACTIVATION=activation or "none", VARLEN=cu_seqlens is not None,
+        FLAGGED=has_initial_state is not None, INDEXED=state_indices is not None, WORK=work, BIAS=bias is not None, BT=bt, BC=bc,
+        SEARCH=min(1024, max(16, triton.next_power_of_2(sequences))),
+    )  # fmt: skip
+
+
+def causal_conv1d_step(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, *, activation: str | None = "silu",
+    state_indices: Tensor | None = None, out: Tensor,
+) -> None:  # fmt: skip
+    rows, channels = x.shape
+    launch(
+        _step_kernel, (rows, triton.cdiv(channels, STEP)), x, x, weight, bias, state, state_indices, out, state.shape[0],
+        channels, x.stride(0), weight.stride(0), *state.stride()[:2], 0 if state_indices is None else state_indices.stride(0),
+        out.stride(0), W=weight.shape[1], ACTIVATION=activation or "none", INDEXED=state_indices is not None,
+        BIAS=bias is not None, BC=STEP,
+    )  # fmt: skip
+
+
+def causal_conv1d_speculative_step(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, cu_seqlens: Tensor, state_indices: Tensor,
+    num_accepted: Tensor, *, activation: str | None = "silu", out: Tensor,
+) -> None:  # fmt: skip
+    requests, channels = state_indices.shape[0], x.shape[1]
+    launch(
+        _speculative_kernel, (requests, triton.cdiv(channels, STEP)), x, x, weight, bias, state, cu_seqlens, state_indices,
+        num_accepted, out, x.shape[0], state.shape[0], channels, state.shape[2], x.stride(0), weight.stride(0),
+        *state.stride()[:2], state_indices.stride(0), num_accepted.stride(0), out.stride(0), W=weight.shape[1],
+        ACTIVATION=activation or "none", BIAS=bias is not None, BC=STEP,
+    )  # fmt: skip

@@ -1,0 +1,71 @@
+"""The norms on the GPU: a program takes a few whole rows. A row's order of summation depends on its width alone."""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from narrowgate.tile.gpu_launch import launch
+from narrowgate.tile.gpu_math import round_to
+from narrowgate.tile.gpu_special import activate
+from narrowgate.tile.gpu_sums import block, columns, inverse_norm, offset, steady
+from narrowgate.tile.strides import aligned, two_axes
+
+
+@triton.jit(do_not_specialize=["limit"])
+def _norm_kernel(
+    x, gate, weight, out, count, eps, weight_bias, rows, limit,
+    x_inner, x_outer, x_step, g_inner, g_outer, g_step, o_inner, o_outer, o_step,
+    WEIGHTED: tl.constexpr, GATE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):  # fmt: skip
+    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    c, inside = columns(BLOCK, WIDTH, limit, ALIGNED)
+    ok = (row < rows) & inside
+    y = tl.load(steady(x, offset(row, x_inner, x_outer, x_step) + c), ok, other=0.0).to(tl.float32)
+    y = y * inverse_norm(y, count, eps)
+    if WEIGHTED:
+        y = y * (tl.load(steady(weight, c), inside, other=0.0).to(tl.float32) + weight_bias)
+    if GATE != "none":
+        z = tl.load(steady(gate, offset(row, g_inner, g_outer, g_step) + c), ok, other=0.0).to(tl.float32)
+        y = y * activate(z, GATE)
+    tl.store(steady(out, offset(row, o_inner, o_outer, o_step) + c), round_to(y, out.dtype.element_ty), ok)
+
+
+def shape(width: int, rows: int) -> dict[str, Any]:
+    """The tile for rows of one width. `rows` changes how many a program takes, and no bit."""
+    columns_ = block(width)
+    warps = 4 if columns_ <= 4096 else 16
+    most = max(1, 4096 // columns_)
+    few = 4 if columns_ <= 128 else 1
+    return {"BLOCK": columns_, "ROWS": most if rows >= 2048 * most else min(few, most), "num_warps": warps}
+
+
+def _norm(
+    x: Tensor, out: Tensor, count: int, eps: float, weight: Tensor | None = None, weight_bias: float = 0.0,
+    gate: Tensor | None = None, activation: str = "none",
+) -> None:  # fmt: skip
+    width = x.shape[-1]
+    rows = x.numel() // width if width else 0
+    constants, given = shape(width, rows), [t for t in (x, gate, weight, out) if t is not None]
+    launch(
+        _norm_kernel, triton.cdiv(rows, constants["ROWS"]), x, x, gate, weight, out, float(count), eps, weight_bias, rows, width,
+        *(two_axes(x)), *((1, 0, 0) if gate is None else two_axes(gate)), *(two_axes(out)),
+        WEIGHTED=weight is not None, GATE=activation, WIDTH=width, ALIGNED=aligned(*given), **constants,
+    )  # fmt: skip
+
+
+def l2_norm(x: Tensor, *, eps: float = 1e-6, out: Tensor) -> None:
+    _norm(x, out, 1, eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float, weight_bias: float = 0.0, out: Tensor) -> None:
+    _norm(x, out, x.shape[-1], eps, weight, weight_bias)
+
+
+def rms_norm_gated(x: Tensor, gate: Tensor, weight: Tensor, *, eps: float, activation: str = "silu", out: Tensor) -> None:
+    _norm(x, out, x.shape[-1], eps, weight, gate=gate, activation=activation)

@@ -1,0 +1,44 @@
+"""What the strides of a tensor say about its rows, for kernels that address them themselves. Plain integers; no kernel is loaded."""
+
+from __future__ import annotations
+
+import torch
+
+from narrowgate.errors import UnsupportedError
+
+SPAN = 4  # neighbouring columns that one thread of a row's tile takes (gpu_sums.py)
+
+
+def aligned(*tensors: torch.Tensor) -> bool:
+    """Whether four columns of each row lie in one aligned piece of memory."""
+    return all(t.data_ptr() % (SPAN * t.element_size()) == 0 and not any(s % SPAN for s in t.stride()[:-1]) for t in tensors)
+
+
+def two_axes(t: torch.Tensor) -> tuple[int, int, int]:
+    """(inner, stride_outer, stride_inner): the rows of `t`, all axes but the last, as two axes."""
+    axes = _axes(t)
+    if len(axes) > 2:
+        raise UnsupportedError(scattered(t)[0])
+    if not axes:
+        return 1, 0, 0
+    (_, outer), (inner, step) = ((1, 0), axes[0]) if len(axes) == 1 else axes
+    return inner, outer, step
+
+
+def scattered(*tensors: torch.Tensor) -> list[str]:
+    """The reason to refuse rows that `two_axes` cannot name."""
+    bad = next((t for t in tensors if len(_axes(t)) > 2), None)
+    return [] if bad is None else [f"expected rows that lie as two strided axes at most, got strides {list(bad.stride())}"]
+
+
+def _axes(t: torch.Tensor) -> list[tuple[int, int]]:
+    """(extent, stride) of the axes before the last, those that follow on each other made one."""
+    axes: list[tuple[int, int]] = []
+    for n, s in zip(t.shape[:-1], t.stride(), strict=False):
+        if n == 1:
+            continue
+        if axes and axes[-1][1] == n * s:
+            axes[-1] = (axes[-1][0] * n, s)
+        else:
+            axes.append((n, s))
+    return axes

@@ -93,14 +93,11 @@ def _conv_kernel(
         if chunk == 0:
             tl.debug_barrier()  # every old tap has been read
             for m in tl.static_range(W - 1):
-                p = last - (W - 1) + m
-                tap = tl.load(x + p * stride_x + c, here & (p >= first), other=0.0).to(tl.float32)
-                old = tl.load(single(taps, p - first + W - 1 + c * 0), here & keep & (p < first), other=0.0)
-                tl.store(
-                    single(taps, m + c * 0),
-                    round_to(tl.where(p < first, old.to(tl.float32), tap), state.dtype.element_ty),
-                    here,
-                )
+                from_x = last - (W - 1) + m
+                held = tl.load(single(taps, from_x - first + W - 1 + c * 0), here & keep & (from_x < first), other=0.0)
+                new = tl.load(x + from_x * stride_x + c, here & (from_x >= first), other=0.0)
+                new = tl.where(from_x < first, held.to(tl.float32), new.to(tl.float32))
+                tl.store(single(taps, m + c * 0), round_to(new, state.dtype.element_ty), here)
 
 
 @triton.jit

@@ -63,8 +63,8 @@ SPECIAL = """
     assert y[0] == torch.inf and y[1] == 0 and y[2].isnan() and (y[3:5] == 1).all(), y[:5]
     assert torch.equal(y.isinf(), wide.exp().float().isinf())
     assert ulps(y, wide.exp()) < 1, ulps(y, wide.exp())
-    inner = wide > -88
-    assert ulps(s[inner], (wide / (1 + torch.exp(-wide)))[inner]) < 3
+    inner = wide > -87
+    assert ulps(s[inner], (wide / (1 + torch.exp(-wide)))[inner]) < 4
     want = torch.where(wide > 20, wide, torch.log1p(wide.clamp(max=20).exp()))
     assert ((z - want).abs() <= 1e-15 * want.abs())[5:].all()
 """
@@ -90,8 +90,8 @@ COMPILED = """
         with compiling() as kernels:
             function(*args, **kwargs)
         (kernel,) = kernels  # one launch
-        # `exp` asks for its multiply-adds; the double-precision exp of the gates seeds its quotients and compares magnitudes
-        found = inexact(kernel) - {"fma.rn.f32", "rcp.approx.ftz.f64", "abs.ftz.f32"}
+        # multiply-adds that are asked for; what sigmoid corrects; the seeds and comparisons of the gates' double-precision exp
+        found = inexact(kernel) - {"fma.rn.f32", "ex2.approx.ftz.f32", "rcp.approx.ftz.f32", "rcp.approx.ftz.f64", "abs.ftz.f32"}
         assert not found, (function.__name__, found)
         return kernel
 

@@ -1,5 +1,5 @@
 """The short convolution on the GPU: over whole sequences, one token a row, and drafted tokens. Taps are added to the bias from
-the oldest to the newest in float32, one rounding each, whatever the form: hence the same bits.
+the oldest to the newest in float32 by fused multiply-adds, whatever the form: hence the same bits.
 
 Whole sequences: a program takes BT tokens of one sequence and BC channels. The program of a sequence's first tokens is the only
 one that looks at its state, and so also the one that replaces it: nothing races, at any length. Which sequence and which tokens
@@ -21,6 +21,7 @@ from narrowgate.tile.gpu_special import activate
 from narrowgate.tile.gpu_sums import single
 
 CHUNK = 8  # tokens of an entry of a work descriptor
+GROUPS = 8  # chunks that a program takes one after another, with its weights at hand
 STEP = 128  # channels of a program of a step
 
 
@@ -42,12 +43,40 @@ def _own(offsets, sequences, tokens, BT: tl.constexpr, BLOCK: tl.constexpr):
     return i.to(tl.int64), program - (_clamped(offsets, i, tokens) // BT + i)
 
 
+@triton.jit
+def _weights(weight, c, here, stride_w, W: tl.constexpr):
+    """One tensor [BC] a tap."""
+    weights = ()
+    for j in tl.static_range(W):
+        weights = weights + (tl.load(weight + c * stride_w + j, here, other=0.0).to(tl.float32),)
+    return weights
+
+
+@triton.jit
+def _block(
+    x, out, bias, weights, taps, t, first, last, c, here, keep, stride_x, stride_o, W: tl.constexpr, ACTIVATION: tl.constexpr,
+    HEAD: tl.constexpr,
+):  # fmt: skip
+    """Tokens t [BT] of one sequence, channels c [BC]. HEAD: the first of them, whose window reaches into the state."""
+    ok = (t < last)[:, None] & here[None, :]
+    y = bias[None, :]
+    for j in tl.static_range(W):
+        p = t - (W - 1) + j
+        tap = tl.load(x + p[:, None] * stride_x + c[None, :], ok & (p >= first)[:, None], other=0.0).to(tl.float32)
+        if HEAD:
+            left = (p < first)[:, None] & ok & keep
+            tap += tl.load(taps[None, :] + (p - first + W - 1)[:, None], left, other=0.0).to(tl.float32)
+        y = tl.fma(weights[j][None, :], tap, y)
+    tl.store(out + t[:, None] * stride_o + c[None, :], round_to(activate(y, ACTIVATION), out.dtype.element_ty), ok)
+
+
 @triton.jit(do_not_specialize=["tokens", "sequences", "entries"])
 def _conv_kernel(
     x, weight, bias, state, offsets, flags, indices, batch_ptr, token_chunk_offset, out, tokens, sequences, entries, slots,
     channels, stride_x, stride_w, stride_s, stride_c, stride_i, stride_o,
     W: tl.constexpr, ACTIVATION: tl.constexpr, VARLEN: tl.constexpr, FLAGGED: tl.constexpr, INDEXED: tl.constexpr,
-    WORK: tl.constexpr, BIAS: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, SEARCH: tl.constexpr,
+    WORK: tl.constexpr, BIAS: tl.constexpr, BT: tl.constexpr, GROUPS: tl.constexpr, BC: tl.constexpr,
+    SEARCH: tl.constexpr,
 ):  # fmt: skip
     tokens = tokens.to(tl.int64)
     i, chunk = tl.program_id(0).to(tl.int64) * 0, tl.program_id(0).to(tl.int64)
@@ -58,7 +87,7 @@ def _conv_kernel(
         else:  # one more program a sequence, for those without a token: they have no entry, but a state
             i, chunk = tl.program_id(0).to(tl.int64) - entries, chunk * 0
     elif VARLEN:
-        i, chunk = _own(offsets, sequences, tokens, BT, SEARCH)
+        i, chunk = _own(offsets, sequences, tokens, BT * GROUPS, SEARCH)
     known = (i >= 0) & (i < sequences)
     i = tl.where(known, i, 0)
     first, last = tokens * 0, tokens
@@ -72,24 +101,22 @@ def _conv_kernel(
     keep = live
     if FLAGGED:
         keep = keep & (tl.load(flags + i) != 0)
-    at = first + chunk * BT
+    at = first + chunk * (BT * GROUPS)
     if live & ((at < last) | (chunk == 0)):
         c = tl.program_id(1) * BC + tl.arange(0, BC)
         here = c < channels
-        t = at + tl.arange(0, BT)
-        ok = (t < last)[:, None] & here[None, :]
         taps = state + slot * stride_s + c.to(tl.int64) * stride_c
-        y = tl.zeros([BT, BC], tl.float32)
+        y = tl.zeros([BC], tl.float32)
         if BIAS:
-            y += tl.load(bias + c, here, other=0.0).to(tl.float32)[None, :]
-        for j in tl.static_range(W):
-            p = t - (W - 1) + j
-            tap = tl.load(x + p[:, None] * stride_x + c[None, :], ok & (p >= first)[:, None], other=0.0).to(tl.float32)
-            if chunk == 0:
-                left = (p < first)[:, None] & ok & keep
-                tap += tl.load(taps[None, :] + (p - first + W - 1)[:, None], left, other=0.0).to(tl.float32)
-            y += tl.load(weight + c * stride_w + j, here, other=0.0).to(tl.float32)[None, :] * tap
-        tl.store(out + t[:, None] * stride_o + c[None, :], round_to(activate(y, ACTIVATION), out.dtype.element_ty), ok)
+            y += tl.load(bias + c, here, other=0.0).to(tl.float32)
+        weights = _weights(weight, c, here, stride_w, W)
+        t = at + tl.arange(0, BT)
+        if chunk == 0:
+            _block(x, out, y, weights, taps, t, first, last, c, here, keep, stride_x, stride_o, W, ACTIVATION, True)
+        for group in range(bound((chunk == 0).to(tl.int32)), GROUPS):
+            _block(
+                x, out, y, weights, taps, t + group * BT, first, last, c, here, keep, stride_x, stride_o, W, ACTIVATION, False
+            )
         if chunk == 0:
             tl.debug_barrier()  # every old tap has been read
             for m in tl.static_range(W - 1):
@@ -118,7 +145,7 @@ def _step_kernel(
             tap = tl.load(single(taps, j + c * 0), here, other=0.0).to(tl.float32)
         else:
             tap = tl.load(single(x + row * stride_x, c), here, other=0.0).to(tl.float32)
-        y += tl.load(single(weight + j, c * stride_w), here, other=0.0).to(tl.float32) * tap
+        y = tl.fma(tl.load(single(weight + j, c * stride_w), here, other=0.0).to(tl.float32), tap, y)
         if j > 0:
             tl.store(single(taps, j - 1 + c * 0), round_to(tap, state.dtype.element_ty), here)
     tl.store(single(out + row * stride_o, c), round_to(activate(y, ACTIVATION), out.dtype.element_ty), here)
@@ -148,7 +175,7 @@ def _speculative_kernel(
             y += tl.load(bias + c, here, other=0.0).to(tl.float32)
         for j in tl.static_range(W):
             tap = _window(x, taps, first, start, t - first + j, c, stride_x, here, W)
-            y += tl.load(single(weight + j, c * stride_w), here, other=0.0).to(tl.float32) * tap
+            y = tl.fma(tl.load(single(weight + j, c * stride_w), here, other=0.0).to(tl.float32), tap, y)
         tl.store(single(out + t * stride_o, c), round_to(activate(y, ACTIVATION), out.dtype.element_ty), here)
     for m in range(0, bound(tl.where(live, last - first + W - 2, 0))):  # reads run ahead of writes
         tap = _window(x, taps, first, start, m + 1, c, stride_x, here, W)
@@ -172,16 +199,16 @@ def causal_conv1d(
     tokens, channels = x.shape
     sequences = 1 if cu_seqlens is None else cu_seqlens.shape[0] - 1
     work = batch_ptr is not None
-    bt, bc = (CHUNK if work else 16), min(256, triton.next_power_of_2(max(channels, 1)))
+    bt, groups, bc = CHUNK, 1 if work else GROUPS, min(256, triton.next_power_of_2(max(channels, 1)))
     entries = batch_ptr.shape[0] if batch_ptr is not None else 0
-    programs = (entries if work else tokens // bt) + sequences
+    programs = (entries if work else tokens // (bt * groups)) + sequences
     launch(
         _conv_kernel, (programs if sequences else 0, triton.cdiv(channels, bc)), x, x, weight, bias, state, cu_seqlens,
         flags(has_initial_state), state_indices, batch_ptr, token_chunk_offset, out, tokens, sequences, entries, state.shape[0],
         channels, x.stride(0), weight.stride(0), *state.stride()[:2], 0 if state_indices is None else state_indices.stride(0),
         out.stride(0), W=weight.shape[1], ACTIVATION=activation or "none", VARLEN=cu_seqlens is not None,
-        FLAGGED=has_initial_state is not None, INDEXED=state_indices is not None, WORK=work, BIAS=bias is not None, BT=bt, BC=bc,
-        SEARCH=min(1024, max(16, triton.next_power_of_2(sequences))),
+        FLAGGED=has_initial_state is not None, INDEXED=state_indices is not None, WORK=work, BIAS=bias is not None,
+        BT=bt, GROUPS=groups, BC=bc, SEARCH=min(1024, max(16, triton.next_power_of_2(sequences))),
     )  # fmt: skip
 
 

@@ -103,7 +103,7 @@ def _run(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, cu_seqlens: Tensor | None, indices: Tensor | None,
     third: Tensor | None, out: Tensor, scale: float, sequences: int, snapshots: bool,
 ) -> None:  # fmt: skip
-    programs, constants = token.shape(state, sequences, q, k)
+    programs, constants = token.shape(state, q, k)
     launch(
         _sequence_kernel, sequences * programs, q, q, k, v, g, beta, state, cu_seqlens, indices, third, out, scale,
         state.shape[0], q.shape[0], sequences, indices.shape[-1] if snapshots and indices is not None else 0, state.shape[3],

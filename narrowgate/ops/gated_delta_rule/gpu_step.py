@@ -86,7 +86,7 @@ def gated_delta_rule_step(
 ) -> None:  # fmt: skip
     rows, indexed = q.shape[0], state_indices is not None
     indices = g if state_indices is None else state_indices
-    programs, constants = token.shape(state, rows, q, k)
+    programs, constants = token.shape(state, q, k)
     launch(
         _step_kernel, rows * programs, q, q, k, v, g, beta, state, indices, out, scale, state.shape[0], state.shape[3],
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], g.stride(0), beta.stride(0), *state.stride()[:3], indices.stride(0),
@@ -99,7 +99,7 @@ def gated_delta_rule_packed_step(
     scale: float, round_beta: bool = True, out: Tensor,
 ) -> None:  # fmt: skip
     rows, (slots, heads, values, keys) = mixed_qkv.shape[0], state.shape
-    programs, constants = token.shape(state, rows, mixed_qkv)
+    programs, constants = token.shape(state, mixed_qkv)
     launch(
         _packed_step_kernel, rows * programs, mixed_qkv, mixed_qkv, a, b, A_log, dt_bias, state, state_indices, out, scale,
         slots, keys, mixed_qkv.stride(0), a.stride(0), b.stride(0), A_log.stride(0), dt_bias.stride(0), *state.stride()[:3],

@@ -69,15 +69,13 @@ def store_column(pointers, o, mask):
     tl.store(pointers, round_to(o, pointers.dtype.element_ty), mask)
 
 
-# Rows of a tile: 16 where there are enough programs to fill the card, else 8 (measured, see README).
-_FEW, _MANY, _ENOUGH = 8, 16, 1536
+TILE = 512  # values of a tile: few registers, many programs (measured, see README)
 
 
-def shape(state: Tensor, rows: int, *also_read: Tensor) -> tuple[int, dict[str, Any]]:
-    """(programs a row, the constants of a launch) for `rows` tokens or sequences. The tile's height changes no bit."""
+def shape(state: Tensor, *also_read: Tensor) -> tuple[int, dict[str, Any]]:
+    """(programs a row, the constants of a launch) for one token or one sequence a row. The tile's height changes no bit."""
     _, heads, values, keys = state.shape
     bk = block(keys)
-    bv = _MANY if rows * heads * triton.cdiv(values, _MANY) >= _ENOUGH else _FEW
-    bv = max(1, min(bv, 4096 // bk, triton.next_power_of_2(values)))
+    bv = max(1, min(TILE // bk, triton.next_power_of_2(values)))
     constants = {"HV": heads, "K": keys, "V": values, "BK": bk, "BV": bv, "ALIGNED": aligned(state, *also_read)}
     return heads * triton.cdiv(values, bv), {**constants, "num_warps": 1, "num_stages": 1}

@@ -48,7 +48,7 @@ def _weights(weight, c, here, stride_w, W: tl.constexpr):
     """One tensor [BC] a tap."""
     weights = ()
     for j in tl.static_range(W):
-        weights = weights + (tl.load(weight + c * stride_w + j, here, other=0.0).to(tl.float32),)
+        weights = weights + (tl.load(weight + c * stride_w + j, here, other=0.0).to(tl.float32),)  # noqa: RUF005 (the compiler knows no unpacking)
     return weights
 
 

@@ -11,6 +11,8 @@ One element a thread in everything that touches a state, so that a thread overwr
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -46,7 +48,7 @@ def _own(offsets, sequences, tokens, BT: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def _weights(weight, c, here, stride_w, W: tl.constexpr):
     """One tensor [BC] a tap."""
-    weights = ()
+    weights: Any = ()
     for j in tl.static_range(W):
         weights = weights + (tl.load(weight + c * stride_w + j, here, other=0.0).to(tl.float32),)  # noqa: RUF005 (the compiler knows no unpacking)
     return weights

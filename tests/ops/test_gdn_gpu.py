@@ -73,7 +73,7 @@ SPECIAL = """
 
 
 def test_bounds_of_exp_and_its_kin(tmp_path):
-    run_script(tmp_path, 'DEVICE, MOST = "cpu", 5', SPECIAL, interpret=True)
+    run_script(tmp_path, 'DEVICE, MOST = "cpu", 4', SPECIAL, interpret=True)
 
 
 @pytest.mark.gpu

@@ -66,19 +66,19 @@ SPECIAL = """
     assert torch.equal(y.isinf(), wide.exp().float().isinf())
     assert ulps(y, wide.exp()) < 1, ulps(y, wide.exp())
     inner = wide.abs() < MOST  # the interpreter's fma rounds twice, and so corrects nothing: there the error grows with |x|
-    assert ulps(s[inner], (wide / (1 + torch.exp(-wide)))[inner]) < 4, ulps(s[inner], (wide / (1 + torch.exp(-wide)))[inner])
+    assert ulps(s[inner], (wide / (1 + torch.exp(-wide)))[inner]) < ULPS, ulps(s[inner], (wide / (1 + torch.exp(-wide)))[inner])
     want = torch.where(wide > 20, wide, torch.log1p(wide.clamp(max=20).exp()))
     assert ((z - want).abs() <= 1e-15 * want.abs())[5:].all()
 """
 
 
 def test_bounds_of_exp_and_its_kin(tmp_path):
-    run_script(tmp_path, 'DEVICE, MOST = "cpu", 4', SPECIAL, interpret=True)
+    run_script(tmp_path, 'DEVICE, MOST, ULPS = "cpu", 4, 8', SPECIAL, interpret=True)
 
 
 @pytest.mark.gpu
 def test_bounds_of_exp_and_its_kin_on_a_gpu(tmp_path):
-    run_script(tmp_path, 'DEVICE, MOST = "cuda", 87', SPECIAL, interpret=False)
+    run_script(tmp_path, 'DEVICE, MOST, ULPS = "cuda", 87, 4', SPECIAL, interpret=False)
 
 
 COMPILED = """

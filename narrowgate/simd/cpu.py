@@ -237,6 +237,19 @@ def store_first_f32(b, address, x, count):
     call(b, "llvm.masked.store.v16f32.p0", ir.VoidType(), x, pointer(b, address, VF), align, _first(b, count))
 
 
+@vector_op(types.none, types.int64, F32)
+def store_bf16(b, address, x):
+    """Sixteen lanes rounded to bfloat16, nearest even."""
+    b.store(b.trunc(_bf16_bits(b, x), VS), pointer(b, address, VS), align=1)
+
+
+@vector_op(types.none, types.int64, F32)
+def store_f16(b, address, x):
+    """Sixteen lanes rounded to float16, nearest even."""
+    half = b.bitcast(b.fptrunc(x, ir.VectorType(ir.HalfType(), LANES)), VS)
+    b.store(half, pointer(b, address, VS), align=1)
+
+
 @vector_op(types.none, types.int64, F32, types.int64)
 def store_first_bf16(b, address, x, count):
     """The first `count` lanes rounded to bfloat16, nearest even."""

@@ -52,9 +52,22 @@ def load_first(kind, address, count):
 
 
 @inline
-def store_first(kind, address, value, count):
-    """The first `count` lanes, rounded to nearest even; a NaN stays a NaN."""
+def store(kind, address, value):
+    """Sixteen values, rounded to nearest even; a NaN stays a NaN."""
     if kind == FLOAT32:
+        simd.store_f32(address, value)
+    elif kind == BFLOAT16:
+        simd.store_bf16(address, value)
+    else:
+        simd.store_f16(address, value)
+
+
+@inline
+def store_first(kind, address, value, count):
+    """The first `count` lanes. Whole vectors are not masked: some processors take many times longer over a masked store."""
+    if count >= 16:
+        store(kind, address, value)
+    elif kind == FLOAT32:
         simd.store_first_f32(address, value, count)
     elif kind == BFLOAT16:
         simd.store_first_bf16(address, value, count)

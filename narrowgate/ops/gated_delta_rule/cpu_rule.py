@@ -8,9 +8,10 @@ the sequence's tokens. For each token and each row r of the state (K values):
 
 with every product and sum rounded apart. Lane i of a sum adds k = i, i + 16, ...; then the lanes are added pairwise. So the
 order depends on K alone, and the four forms give the same bits for the same token, whatever the batch, the slots, the
-threads. Four rows go at a time, so that their sums overlap. The state is read from one place and written to another (the same
-one, but for drafts), in its own dtype: rounding after each token is what single steps would do, and the output comes from
-the unrounded sum. The lines to come are prefetched: the state is all the memory that a step moves."""
+threads. Four rows go at a time, so that their sums overlap, but each is read from end to end before the next: taken in turns
+their lines came in an order that the processor's prefetcher gave up on, at a third of the speed (README). The state is read from
+one place and written to another (the same one, but for drafts), in its own dtype: rounding after each token is what
+single steps would do, and the output comes from the unrounded values."""
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
@@ -39,83 +40,57 @@ from narrowgate.simd.cpu_values import (
 )
 
 ROWS = 64  # rows of the state in a task
-AHEAD = 4096  # bytes: how far in front of the reads the next cache lines are asked for
 STEPS, SEQUENCES, DRAFTS, PACKED = range(4)
 assert 4 * CPU_KEYS == 8192  # the scratch of a key
 _ZERO = np.float32(0.0)
 
 
 @inline
-def read_four(kind, source, stride, n, decay, k):
-    """The sums of decay * S * k of four rows, in lanes."""
-    size = size_of(kind)
-    a, b, c, d = simd.splat(_ZERO), simd.splat(_ZERO), simd.splat(_ZERO), simd.splat(_ZERO)
+def read_row(kind, source, n, decay, k):
+    """The sum of decay * S * k over a row, in lanes."""
+    size, sums = size_of(kind), simd.splat(_ZERO)
     for i in range(0, n, 16):
-        at, key = source + i * size, simd.load_f32(k + 4 * i)
-        for r in range(4):
-            simd.prefetch(at + r * stride + AHEAD)
-        a = simd.add(a, simd.mul(simd.mul(load_first(kind, at, n - i), decay), key))
-        b = simd.add(b, simd.mul(simd.mul(load_first(kind, at + stride, n - i), decay), key))
-        c = simd.add(c, simd.mul(simd.mul(load_first(kind, at + 2 * stride, n - i), decay), key))
-        d = simd.add(d, simd.mul(simd.mul(load_first(kind, at + 3 * stride, n - i), decay), key))
-    return simd.total(a), simd.total(b), simd.total(c), simd.total(d)
+        value = simd.mul(load_first(kind, source + i * size, n - i), decay)
+        sums = simd.add(sums, simd.mul(value, simd.load_f32(k + 4 * i)))
+    return sums
 
 
 @inline
-def write_part(kind, source, to, count, decay, missing, key, query, sums):
-    """One vector of a row: written, and its part of the output."""
-    value = simd.add(simd.mul(load_first(kind, source, count), decay), simd.mul(missing, key))
-    store_first(kind, to, value, min(count, 16))
-    return simd.add(sums, simd.mul(value, query))
+def write_row(kind, source, to, n, decay, missing, k, q):
+    """A row written; its output, in lanes. `missing`: what it lacks along k."""
+    size, sums = size_of(kind), simd.splat(_ZERO)
+    for i in range(0, n, 16):
+        value = simd.mul(load_first(kind, source + i * size, n - i), decay)
+        value = simd.add(value, simd.mul(missing, simd.load_f32(k + 4 * i)))
+        store_first(kind, to + i * size, value, n - i)
+        sums = simd.add(sums, simd.mul(value, simd.load_f32(q + 4 * i)))
+    return sums
 
 
 @inline
-def write_four(kind, source, stride, to, to_stride, n, decay, missing, k, q):
-    """Four rows; `missing`: what each lacks along k."""
-    size = size_of(kind)
-    a, b, c, d = simd.splat(_ZERO), simd.splat(_ZERO), simd.splat(_ZERO), simd.splat(_ZERO)
-    first, second, third, fourth = (
-        simd.splat(missing[0]),
-        simd.splat(missing[1]),
-        simd.splat(missing[2]),
-        simd.splat(missing[3]),
-    )
-    for i in range(0, n, 16):
-        at, into, key, query = source + i * size, to + i * size, simd.load_f32(k + 4 * i), simd.load_f32(q + 4 * i)
-        a = write_part(kind, at, into, n - i, decay, first, key, query, a)
-        b = write_part(kind, at + stride, into + to_stride, n - i, decay, second, key, query, b)
-        c = write_part(kind, at + 2 * stride, into + 2 * to_stride, n - i, decay, third, key, query, c)
-        d = write_part(kind, at + 3 * stride, into + 3 * to_stride, n - i, decay, fourth, key, query, d)
-    return simd.total(a), simd.total(b), simd.total(c), simd.total(d)
+def missing_of(value, sums, beta):
+    return simd.splat((simd.read_f32(value) - simd.total(sums)) * beta)
 
 
 @inline
 def advance(kind, source, stride, to, to_stride, rows, n, decay, beta, k, q, values, outputs):
-    """One token of `rows` rows; values: float32 v, outputs: float32 o. The last rows are taken in four again where rows % 4."""
-    for r in range(0, rows // 4 * 4, 4):
-        at, v = source + r * stride, values + 4 * r
-        a, b, c, d = read_four(kind, at, stride, n, decay, k)
-        missing = (
-            (simd.read_f32(v) - a) * beta, (simd.read_f32(v + 4) - b) * beta,
-            (simd.read_f32(v + 8) - c) * beta, (simd.read_f32(v + 12) - d) * beta,
-        )  # fmt: skip
-        a, b, c, d = write_four(kind, at, stride, to + r * to_stride, to_stride, n, decay, missing, k, q)
-        o = outputs + 4 * r
-        simd.write_f32(o, a)
-        simd.write_f32(o + 4, b)
-        simd.write_f32(o + 8, c)
-        simd.write_f32(o + 12, d)
-    for r in range(rows // 4 * 4, rows):
-        at, size = source + r * stride, size_of(kind)
-        sums = simd.splat(_ZERO)
-        for i in range(0, n, 16):
-            part = simd.mul(load_first(kind, at + i * size, n - i), decay)
-            sums = simd.add(sums, simd.mul(part, simd.load_f32(k + 4 * i)))
-        missing = simd.splat((simd.read_f32(values + 4 * r) - simd.total(sums)) * beta)
-        sums, into = simd.splat(_ZERO), to + r * to_stride
-        for i in range(0, n, 16):
-            key, query = simd.load_f32(k + 4 * i), simd.load_f32(q + 4 * i)
-            sums = write_part(kind, at + i * size, into + i * size, n - i, decay, missing, key, query, sums)
+    """One token of `rows` rows; values: float32 v, outputs: float32 o."""
+    fours = rows // 4 * 4
+    for r in range(0, fours, 4):
+        at, v, o, into = source + r * stride, values + 4 * r, outputs + 4 * r, to + r * to_stride
+        a = read_row(kind, at, n, decay, k)
+        b = read_row(kind, at + stride, n, decay, k)
+        c = read_row(kind, at + 2 * stride, n, decay, k)
+        d = read_row(kind, at + 3 * stride, n, decay, k)
+        a, b, c, d = missing_of(v, a, beta), missing_of(v + 4, b, beta), missing_of(v + 8, c, beta), missing_of(v + 12, d, beta)
+        simd.write_f32(o, simd.total(write_row(kind, at, into, n, decay, a, k, q)))
+        simd.write_f32(o + 4, simd.total(write_row(kind, at + stride, into + to_stride, n, decay, b, k, q)))
+        simd.write_f32(o + 8, simd.total(write_row(kind, at + 2 * stride, into + 2 * to_stride, n, decay, c, k, q)))
+        simd.write_f32(o + 12, simd.total(write_row(kind, at + 3 * stride, into + 3 * to_stride, n, decay, d, k, q)))
+    for r in range(fours, rows):
+        at = source + r * stride
+        missing = missing_of(values + 4 * r, read_row(kind, at, n, decay, k), beta)
+        sums = write_row(kind, at, to + r * to_stride, n, decay, missing, k, q)
         simd.write_f32(outputs + 4 * r, simd.total(sums))
 
 

@@ -1,6 +1,9 @@
 """What the CPU kernels of the delta family promise beyond the cases: fused equals composed, any number of threads, far strides."""
 
 import importlib.util
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -53,7 +56,9 @@ def test_recurrent_prefill_equals_steps(team):
     start = torch.randn(1, 4, 128, 128, generator=torch.Generator().manual_seed(4)) * 0.1
     whole, stepped, each = start.clone(), start.clone(), start.repeat(9, 1, 1, 1)
     o = ops.gated_delta_rule(q, k, v, g, beta, whole, None, scale=0.1, impl="cpu")
-    rows = [ops.gated_delta_rule_step(*(x[t : t + 1] for x in (q, k, v, g, beta)), stepped, scale=0.1, impl="cpu") for t in range(9)]
+    rows = [
+        ops.gated_delta_rule_step(*(x[t : t + 1] for x in (q, k, v, g, beta)), stepped, scale=0.1, impl="cpu") for t in range(9)
+    ]
     assert same(torch.cat(rows), o)
     assert same(stepped, whole)
     alone = each.clone()
@@ -87,7 +92,9 @@ def test_packed_step_equals_its_parts():
     packed, stepped = pool.clone(), pool.clone()
     slots = torch.tensor([2, 0, 1])
     o = ops.gated_delta_rule_packed_step(mixed, a, b, A_log, dt_bias, packed, slots, scale=0.125, impl="cpu")
-    q, k, v, decay, beta = ops.gdn_post_conv(mixed, a, b, A_log, dt_bias, num_k_heads=2, head_k_dim=64, head_v_dim=20, impl="cpu")
+    q, k, v, decay, beta = ops.gdn_post_conv(
+        mixed, a, b, A_log, dt_bias, num_k_heads=2, head_k_dim=64, head_v_dim=20, impl="cpu"
+    )
     want = ops.gated_delta_rule_step(q, k, v, decay, beta, stepped, scale=0.125, state_indices=slots, impl="cpu")
     assert same(o, want)
     assert same(packed, stepped)
@@ -128,3 +135,48 @@ def test_long_rows_of_every_step(team):
     out = torch.zeros(2, 3, 4, 5, 8)[:, :2, :3, :4, :7]
     ops.silu(view, out=out, impl="cpu")
     assert same(out.contiguous(), ops.silu(view.contiguous(), impl="cpu"))
+
+
+_GLUE = """
+import torch
+from narrowgate import ops
+g = torch.Generator().manual_seed(8)
+x, gate, weight = torch.randn(5, 100, generator=g), torch.randn(5, 100, generator=g) * 9, torch.rand(100, generator=g)
+a, A_log = torch.randn(7, 19, generator=g).half() * 20, torch.randn(19, generator=g)
+found = [
+    ops.rms_norm_gated(x.bfloat16(), gate, weight, eps=1e-6, impl="cpu"), ops.l2_norm(x.half(), impl="cpu"),
+    *ops.gdn_gate(a, a, A_log, A_log, impl="cpu"),
+]
+"""
+
+
+def test_avx2_gives_the_same_bits(tmp_path):
+    """Older instructions, the same numbers; 16-bit loads and stores under masks among them."""
+    features = "+avx2,+fma,+f16c,+avx,+sse4.2,+sse4.1,+ssse3,+popcnt,+bmi,+bmi2,+lzcnt,+movbe,+cx16,-avx512f"
+    code = _GLUE + f"torch.save(found, {str(tmp_path / 'found.pt')!r})"
+    environment = {**os.environ, "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": features}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert ran.returncode == 0, ran.stderr
+    here: dict = {}
+    exec(_GLUE, here)
+    assert all(same(a, b) for a, b in zip(here["found"], torch.load(tmp_path / "found.pt"), strict=True))
+
+
+def test_without_numba_the_reference_runs_and_says_why():
+    code = """
+import sys, warnings
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("numba", "llvmlite"):
+            raise ImportError("No module named 'numba'")
+sys.meta_path.insert(0, Block())
+import torch
+from narrowgate import ops
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    print(ops.l2_norm(torch.tensor([3.0, 4.0]), eps=0.0), *(w.message for w in caught))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert "0.6000, 0.8000" in ran.stdout
+    assert "the reference runs: cpu (l2_norm): No module named 'numba'" in ran.stdout

@@ -55,7 +55,9 @@ def test_bounds():
 
 
 def test_ends():
-    x = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 89.0, 88.7, -87.4, -100.0, -103.0, -104.0, 1e30, -1e30, torch.nan, 20.001, 118.0])
+    x = torch.tensor(
+        [0.0, -0.0, torch.inf, -torch.inf, 89.0, 88.7, -87.4, -100.0, -103.0, -104.0, 1e30, -1e30, torch.nan, 20.001, 118.0]
+    )
     exp, sigmoid, silu, softplus = values(x)
     want = exact(x).float()
     assert exp[:2].tolist() == [1.0, 1.0]

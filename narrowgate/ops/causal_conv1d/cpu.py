@@ -179,7 +179,7 @@ def _run(
     kernel()(
         mode, _row(x), _row(weight), weight.shape[1], (0, 0) if bias is None else (bias.data_ptr(), KINDS[bias.dtype]),
         (state.data_ptr(), strides[0] * size, strides[1] * size, KINDS[state.dtype]), _row(out), tokens, channels,
-        state.shape[2], state.shape[0], count, *map(optional, kept), int(activation == "silu"), team(8 * tokens * channels),
+        state.shape[2], state.shape[0], count, *map(optional, kept), int(activation == "silu"), team(2 * tokens * channels),
     )  # fmt: skip
 
 

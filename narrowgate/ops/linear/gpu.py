@@ -9,6 +9,9 @@ Quantized activations (`input_scheme`) are quantized, decoded and multiplied as 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from dataclasses import replace
 from math import gcd, prod
 from typing import Any
 
@@ -20,6 +23,7 @@ from narrowgate.ops.linear.activations import as_rows, quantize_input, row_scale
 from narrowgate.ops.linear.integer import integer_weight
 from narrowgate.ops.linear.op import WORKSPACE
 from narrowgate.packing import Operand, PackedTensor, operand_shape, unflatten
+from narrowgate.packing.operand import DENSE
 
 FEW = 64  # rows of x up to which a weight is read in place
 _WAVE = 132 * 128 * 128  # outputs that fill the device with the vendor's tiles: below, it may split k
@@ -30,10 +34,43 @@ def _decoded(w: PackedTensor, dtype: torch.dtype) -> Tensor:
 
 
 def _read(x: list[Tensor], x_format: str, input_scheme: str | None) -> Tensor:
-    """[M, K] dense: a plain x as it is, anything else decoded to float32."""
+    """[M, K] dense: a plain x as it is, anything else decoded: to bfloat16 where that holds what the input scheme gives."""
     operand = unflatten(x, x_format) if input_scheme is None else quantize_input(x[0], input_scheme)
-    dense = _decoded(operand, torch.float32) if isinstance(operand, PackedTensor) else operand
+    dense = _decoded(operand, _input_dtype(input_scheme)) if isinstance(operand, PackedTensor) else operand
     return dense if dense.dim() == 2 else as_rows(dense)
+
+
+def _input_dtype(input_scheme: str | None) -> torch.dtype:
+    """Few bits under a power of two are bfloat16 values (down to 2^-133); anything else is decoded to float32."""
+    return torch.bfloat16 if input_scheme in _SHORT else torch.float32
+
+
+_SHORT = ("mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2")
+
+
+def token_scaled(product: Callable[..., None]) -> Callable[..., None]:
+    """`float8_e4m3fn_token`: the product of the codes, which are bfloat16 values, times each row's scale, plus the bias, all in
+    float32, then the one rounding. The sums are exact products in float32: no 8-bit tensor core's shorter accumulator is used."""
+    has_bias = product.__name__ == "linear"
+
+    @functools.wraps(product)
+    def run(
+        x: list[Tensor], x_format: str, w: list[Tensor], w_format: str, last: Tensor | None = None, *,
+        input_scheme: str | None = None, out: Tensor, **options: Any,
+    ) -> None:  # fmt: skip
+        if input_scheme != "float8_e4m3fn_token":
+            product(x, x_format, w, w_format, last, input_scheme=input_scheme, out=out, **options)
+            return
+        packed = quantize_input(x[0], input_scheme)
+        total = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+        codes = _decoded(replace(packed, scales=()), torch.bfloat16)
+        product([codes], DENSE, w, w_format, None if has_bias else last, input_scheme=None, out=total, **options)
+        total *= packed.scales[0].values(packed.shape)
+        if has_bias and last is not None:
+            total += last.float()
+        out.copy_(total)
+
+    return run
 
 
 def slices(w: Operand, itemsize: int) -> list[tuple[int, int]]:
@@ -105,6 +142,7 @@ def in_place(w_format: str, dtype: torch.dtype, m: int, batch_invariant: bool) -
 
 
 @row_scaled
+@token_scaled
 def linear(
     x: list[Tensor], x_format: str, w: list[Tensor], w_format: str, bias: Tensor | None = None, *,
     input_scheme: str | None = None, out_dtype: torch.dtype | None = None, batch_invariant: bool = False, out: Tensor,
@@ -146,17 +184,25 @@ def matmul(
 
 
 @row_scaled
+@token_scaled
 def grouped_linear(
     x: list[Tensor], x_format: str, w: list[Tensor], w_format: str, group_sizes: Tensor, *,
     input_scheme: str | None = None, out_dtype: torch.dtype | None = None, batch_invariant: bool = False, out: Tensor,
 ) -> None:  # fmt: skip
-    rows, weight = _read(x, x_format, input_scheme), unflatten(w, w_format)
+    rows, shape = _read(x, x_format, input_scheme), operand_shape(w, w_format)
     if out.numel() == 0:
         return
-    if rows.shape[1] == 0 or weight.shape[0] == 0:
+    if rows.shape[1] == 0 or shape[0] == 0:
         out.zero_()
         return
+    form, _ = in_place(w_format, rows.dtype, 0, batch_invariant)
+    if form is not None:
+        chosen = gpu_run.grouped_tile(form, rows.shape[0], batch_invariant)
+        plan = gpu_dense.schedule(group_sizes, rows.shape[0], chosen.bm)
+        gpu_run.packed(form, w, rows, None, out, chosen, plan)
+        return
     plan = gpu_dense.schedule(group_sizes, rows.shape[0], gpu_dense.block_rows())
+    weight = unflatten(w, w_format)
     dtype = rows.dtype if isinstance(weight, PackedTensor) else weight.dtype
     for start, stop in slices(weight, dtype.itemsize):
         gpu_dense.product(rows, _part(weight, start, stop, dtype), out, plan=plan, first_expert=start)
@@ -181,16 +227,20 @@ def describe(
     """The plan's fields of a call."""
     names = ("a", "a_format", "b", "b_format") if op == "matmul" else ("x", "x_format", "w", "w_format")
     x, x_format, _, w_format = (*args, *(kwargs[name] for name in names[len(args) :]))[:4]
-    dtype = x[0].dtype if x_format == "dense" and input_scheme is None else torch.float32
+    dtype = x[0].dtype if x_format == "dense" and input_scheme is None else _input_dtype(input_scheme)
+    if input_scheme == "float8_e4m3fn_token":
+        dtype = torch.bfloat16
     shape = operand_shape(x, x_format)
-    form, reason = (None, "") if op == "matmul" else in_place(w_format, dtype, prod(shape[:-1]), batch_invariant)
+    few = 0 if op == "grouped_linear" else prod(shape[:-1])
+    form, reason = (None, "") if op == "matmul" else in_place(w_format, dtype, few, batch_invariant)
     if form is not None:
-        chosen = gpu_run.tile(form, prod(shape[:-1]), batch_invariant)
+        pick = gpu_run.grouped_tile if op == "grouped_linear" else gpu_run.tile
+        chosen = pick(form, prod(shape[:-1]), batch_invariant)
         workspace = 0 if chosen.splits == 1 else chosen.splits * prod(shape[:-1]) * form.n * 4
         return {
             "layout": f"planes{form.part}@1", "tile": (chosen.bn, chosen.bm), "reveals": "float32",
             "batch_invariant": batch_invariant, "workspace_bytes": workspace,
-            "contract": "codes placed exactly into 16-bit operands, float32 sums of a scale block times its scale, read in place",
+            "contract": f"{input_scheme or 'exact'} activations; codes placed exactly into 16-bit operands, float32 sums of a scale block times its scale, read in place",
         }  # fmt: skip
     packed = "dense" not in (x_format, w_format) or w_format != "dense"
     vendor = op == "linear" and dtype != torch.float32 and not batch_invariant

@@ -21,7 +21,7 @@ TILE = {True: (16, 64, 64), False: (32, 64, 16)}  # whether the operands are 16-
 
 
 @triton.jit(do_not_specialize=["experts", "tokens", "tiles"])
-def _schedule_kernel(sizes_ptr, plan_ptr, experts, tokens, tiles, BLOCK_M: tl.constexpr, E: tl.constexpr):
+def _schedule_kernel(sizes_ptr, plan_ptr, experts, tokens, tiles, BLOCK_M: tl.constexpr, E: tl.constexpr, STEP: tl.constexpr):
     """plan[i] = (expert, first row, end) of the i-th tile; expert -1 for rows past the last group, first row = end past all."""
     e = tl.arange(0, E)
     sizes = tl.load(sizes_ptr + e, mask=e < experts, other=0).to(tl.int64)
@@ -32,18 +32,15 @@ def _schedule_kernel(sizes_ptr, plan_ptr, experts, tokens, tiles, BLOCK_M: tl.co
     starts = tl.where(e > experts, tokens, starts)
     count = (ends - starts + BLOCK_M - 1) // BLOCK_M
     first = tl.cumsum(count, 0) - count
-    total = tl.sum(count, 0)
-    for i in range(bound(total)):
-        mine = (first <= i) & (i < first + count)
-        start = tl.sum(tl.where(mine, starts, 0), 0) + (i - tl.sum(tl.where(mine, first, 0), 0)) * BLOCK_M
-        expert = tl.sum(tl.where(mine, e, 0), 0)
-        tl.store(plan_ptr + i * 3, tl.where(expert == experts, -1, expert).to(tl.int32))
-        tl.store(plan_ptr + i * 3 + 1, start.to(tl.int32))
-        tl.store(plan_ptr + i * 3 + 2, tl.sum(tl.where(mine, ends, 0), 0).to(tl.int32))
-    for i in range(bound(total), bound(tiles)):
-        tl.store(plan_ptr + i * 3, -1)
-        tl.store(plan_ptr + i * 3 + 1, tokens.to(tl.int32))
-        tl.store(plan_ptr + i * 3 + 2, tokens.to(tl.int32))
+    i = tl.program_id(0) * STEP + tl.arange(0, STEP)
+    mine = (first[None, :] <= i[:, None]) & (i[:, None] < (first + count)[None, :])  # at most one expert a tile
+    start = tl.sum(tl.where(mine, starts[None, :] + (i[:, None] - first[None, :]) * BLOCK_M, 0), 1)
+    end = tl.sum(tl.where(mine, ends[None, :], 0), 1)
+    expert = tl.sum(tl.where(mine, e[None, :], 0), 1)
+    known = i < tiles
+    tl.store(plan_ptr + i * 3, tl.where(expert == experts, -1, expert).to(tl.int32), mask=known)
+    tl.store(plan_ptr + i * 3 + 1, start.to(tl.int32), mask=known)
+    tl.store(plan_ptr + i * 3 + 2, end.to(tl.int32), mask=known)
 
 
 def schedule(group_sizes: Tensor, tokens: int, block_m: int) -> Tensor:
@@ -52,9 +49,9 @@ def schedule(group_sizes: Tensor, tokens: int, block_m: int) -> Tensor:
     tiles = -(-tokens // block_m) + min(experts, tokens) + 1
     plan = torch.empty(tiles, 3, dtype=torch.int32, device=group_sizes.device)
     size = triton.next_power_of_2(experts + 1)
-    _schedule_kernel[(1,)](
-        group_sizes, plan, experts, tokens, tiles, BLOCK_M=block_m, E=size, num_warps=1 if size <= 256 else 4,
-        enable_fp_fusion=False,
+    step = 16
+    _schedule_kernel[(-(-tiles // step),)](
+        group_sizes, plan, experts, tokens, tiles, BLOCK_M=block_m, E=size, STEP=step, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     return plan
 

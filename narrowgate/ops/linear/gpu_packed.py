@@ -140,7 +140,8 @@ def packed_kernel(
         if start >= end:
             return
         w_ptr += tl.maximum(expert, 0) * matrix_w
-        scale_ptr += tl.maximum(expert, 0) * matrix_s
+        if SCALE != "":
+            scale_ptr += tl.maximum(expert, 0) * matrix_s
         if OUTER == 2:
             outer_ptr += tl.maximum(expert, 0) * N
     n = tile_n * BN + tl.arange(0, BN)
@@ -206,6 +207,77 @@ def packed_kernel(
         tl.store(out_ptr + at, total, mask=(n[:, None] < N) & (m[None, :] < end))
     else:
         _finish(total, n, m, N, end, outer_ptr, bias_ptr, out_ptr, stride_om, stride_on, OUTER, BIAS)
+
+
+@triton.jit(do_not_specialize=["M", "N", "K", "units", "blocks"])
+def wide_kernel(
+    x_ptr, w_ptr, scale_ptr, outer_ptr, bias_ptr, out_ptr, M, N, K, units, blocks, stride_xm, stride_om, stride_on,
+    A0: tl.constexpr, A1: tl.constexpr, A2: tl.constexpr, A3: tl.constexpr,
+    ELEMENT: tl.constexpr, BITS: tl.constexpr, J: tl.constexpr, PARTS: tl.constexpr, PLANES: tl.constexpr,
+    SCALE: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr, OUTER: tl.constexpr, BIAS: tl.constexpr,
+    DTYPE: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, SUMS: tl.constexpr, STAGES: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    """As packed_kernel, for many rows of x: all warps share a tile of k. SUMS: scales multiply partial sums (float32); else they
+    multiply the weights, rounded once to DTYPE, which costs nothing a column."""
+    tile_n, tile_m = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64)
+    n = tile_n * BN + tl.arange(0, BN)
+    m = tile_m * BM + tl.arange(0, BM)
+    row = tl.minimum(n, N - 1)
+    j = tl.arange(0, J)
+    acc = tl.zeros((BN, BM), tl.float32)
+    U: tl.constexpr = PARTS * J
+    w_ptrs = w_ptr + row[:, None] * J + j[None, :]
+    x_ptrs = x_ptr + tl.minimum(m, M - 1)[None, :] * stride_xm + j[:, None]
+    one = tl.arange(0, 1)
+    s0 = _stored(scale_ptr, one, 0, row, N, blocks, PER_ROW, U, GROUP)
+    s1 = _stored(scale_ptr, one, 1, row, N, blocks, PER_ROW, U, GROUP)
+    s2 = _stored(scale_ptr, one, 2, row, N, blocks, PER_ROW, U, GROUP)
+    s3 = _stored(scale_ptr, one, 3, row, N, blocks, PER_ROW, U, GROUP)
+    for unit in tl.range(0, bound(units), num_stages=STAGES):
+        ahead = one + (unit + 1)
+        n0 = _stored(scale_ptr, ahead, 0, row, N, blocks, PER_ROW, U, GROUP)
+        n1 = _stored(scale_ptr, ahead, 1, row, N, blocks, PER_ROW, U, GROUP)
+        n2 = _stored(scale_ptr, ahead, 2, row, N, blocks, PER_ROW, U, GROUP)
+        n3 = _stored(scale_ptr, ahead, 3, row, N, blocks, PER_ROW, U, GROUP)
+        b0 = tl.load(w_ptrs)
+        b1, b2 = b0, b0
+        if PLANES == 3:
+            b1 = tl.load(w_ptrs + N * J)
+            b2 = tl.load(w_ptrs + N * J * 2)
+        w_ptrs += N.to(tl.int64) * (PLANES * J)
+        partial = tl.zeros((BN, BM), tl.float32)
+        for p in tl.static_range(PARTS):
+            first = b0
+            if PLANES == 3 and p == 1:
+                first = b1
+            if PLANES == 3 and p == 2:
+                first = b2
+            v = _part(first, b1, b2, A0, A1, A2, A3, ELEMENT, BITS, p, DTYPE)
+            k = unit * U + p * J
+            if TAIL:
+                x = tl.load(x_ptrs + k, mask=k + j[:, None] < K, other=0.0)
+            else:
+                x = tl.load(x_ptrs + k)
+            if INTERPRETED:
+                x = x.to(tl.float32)
+            if SUMS and not PER_ROW:
+                partial = tl.dot(v, x, partial)
+                if (p + 1) * J % GROUP == 0 or p == PARTS - 1:
+                    code = _one_of(s0, s1, s2, s3, (p * J) // GROUP)
+                    acc += partial * tl.reshape(_factor(code, SCALE), (BN, 1))
+                    partial = tl.zeros((BN, BM), tl.float32)
+            else:
+                if not PER_ROW:
+                    factor = tl.reshape(_factor(_one_of(s0, s1, s2, s3, (p * J) // GROUP), SCALE), (BN, 1))
+                    if INTERPRETED:
+                        v = round_to(v * factor, DTYPE).to(tl.float32)
+                    else:
+                        v = v * factor.to(DTYPE)
+                acc = tl.dot(v, x, acc)
+        s0, s1, s2, s3 = n0, n1, n2, n3
+    if PER_ROW and SCALE != "":
+        acc = acc * _factor(tl.load(scale_ptr + row), SCALE)[:, None]
+    _finish(acc, n, m, N, M.to(tl.int64), outer_ptr, bias_ptr, out_ptr, stride_om, stride_on, OUTER, BIAS)
 
 
 @triton.jit(do_not_specialize=["M", "N"])

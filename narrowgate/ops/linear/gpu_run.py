@@ -87,6 +87,36 @@ def tile(f: Form, m: int, batch_invariant: bool) -> Tile:
     return Tile(32, 16 if m <= 16 else 32, 4, 3, 1)
 
 
+def grouped_tile(f: Form, tokens: int, batch_invariant: bool) -> Tile:
+    """The configuration of a grouped product: by the rows that an expert has on average."""
+    rows = tokens / max(f.matrices, 1)
+    if batch_invariant or 4 < rows <= 24:
+        return Tile(32, 16, 4, 3, 1)
+    return Tile(32, 8, 4, 4, 1) if rows <= 4 else Tile(64, 32, 4, 3, 1)
+
+
+def sums(f: Form, dtype: torch.dtype) -> bool:
+    """Whether a product of many rows scales its partial sums: else the scale is exact in x's dtype, and the weight takes it."""
+    exact = {"float8_e4m3fn", "bfloat16" if dtype == torch.bfloat16 else "float16"}
+    return f.scale not in (exact | {"float8_e8m0fnu"} if dtype == torch.bfloat16 else exact)
+
+
+def wide(f: Form, w: list[Tensor], x: Tensor, bias: Tensor | None, out: Tensor, chosen: Tile) -> None:
+    """out [M, N] = x [M, K] w^T + bias, for many rows."""
+    m = x.shape[0]
+    outer = None if f.outer_index is None else w[f.outer_index]
+    parts = PARTS[f.bits]
+    asm = [place(f.element, min(p, parts - 1), _KIND[x.dtype]) for p in range(4)]
+    gpu_packed.wide_kernel[(-(-m // chosen.bm), -(-f.n // chosen.bn))](
+        x, w[0], None if f.scale_index is None else w[f.scale_index], outer, bias, out, m, f.n, f.k, f.units, f.blocks,
+        x.stride(0), out.stride(0), out.stride(1), *asm, ELEMENT=f.element, BITS=f.bits, J=f.part, PARTS=parts,
+        PLANES=planes(f.bits), SCALE=f.scale, GROUP=f.group, PER_ROW=f.per_row,
+        OUTER=0 if outer is None else 2 if f.outer_rows else 1, BIAS=bias is not None, DTYPE=_TL[x.dtype],
+        BN=chosen.bn, BM=chosen.bm, SUMS=sums(f, x.dtype), STAGES=chosen.stages, TAIL=f.k % (parts * f.part) != 0,
+        num_warps=chosen.warps, enable_fp_fusion=True,
+    )  # fmt: skip
+
+
 def packed(
     f: Form, w: list[Tensor], x: Tensor, bias: Tensor | None, out: Tensor, chosen: Tile, plan: Tensor | None = None
 ) -> None:

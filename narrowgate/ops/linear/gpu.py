@@ -23,9 +23,9 @@ from narrowgate.ops.linear.activations import as_rows, quantize_input, row_scale
 from narrowgate.ops.linear.integer import integer_weight
 from narrowgate.ops.linear.op import WORKSPACE
 from narrowgate.packing import Operand, PackedTensor, operand_shape, unflatten
+from narrowgate.packing import describe as describe_operand
 from narrowgate.packing.operand import DENSE
 
-FEW = 64  # rows of x up to which a weight is read in place
 _WAVE = 132 * 128 * 128  # outputs that fill the device with the vendor's tiles: below, it may split k
 
 
@@ -91,6 +91,9 @@ def slices(w: Operand, itemsize: int) -> list[tuple[int, int]]:
 def _part(w: Operand, start: int, stop: int, dtype: torch.dtype) -> Tensor:
     if not isinstance(w, PackedTensor):
         return w[start:stop]
+    form, _ = gpu_run.form(describe_operand(w))
+    if form is not None and form.matrices == 1 and len(w.shape) == 2 and dtype != torch.float32:
+        return gpu_run.unpack(form, w.tensors(), dtype, start, stop)
     return _decoded(w if (start, stop) == (0, w.shape[0]) else w.rows(start, stop), dtype)
 
 
@@ -133,8 +136,8 @@ def in_place(w_format: str, dtype: torch.dtype, m: int, batch_invariant: bool) -
         return None, "float32 activations"
     if form.k == 0:
         return None, "no k"
-    if m > FEW and not batch_invariant:
-        return None, f"more than {FEW} rows"
+    if m > gpu_run.SOME and not batch_invariant:
+        return None, f"more than {gpu_run.SOME} rows"
     return form, ""
 
 
@@ -153,7 +156,7 @@ def linear(
     y = out if out.dim() == 2 else torch.empty(rows.shape[0], out.shape[-1], dtype=out.dtype, device=out.device)
     form, _ = in_place(w_format, rows.dtype, rows.shape[0], batch_invariant)
     if form is not None:
-        gpu_run.packed(form, w, rows, bias, y, gpu_run.tile(form, rows.shape[0], batch_invariant))
+        gpu_run.in_place(form, w, rows, bias, y, batch_invariant)
     else:
         _product(rows, unflatten(w, w_format), bias, y, batch_invariant)
     if y is not out:
@@ -236,11 +239,14 @@ def describe(
     if form is not None:
         pick = gpu_run.grouped_tile if op == "grouped_linear" else gpu_run.tile
         chosen = pick(form, prod(shape[:-1]), batch_invariant)
+        sums = batch_invariant or few <= gpu_run.FEW or chosen.sums or gpu_run.sums(form, dtype)
+        how = "float32 sums of a scale block times its scale" if sums else "weights times their scales rounded once to 16 bits"
         workspace = 0 if chosen.splits == 1 else chosen.splits * prod(shape[:-1]) * form.n * 4
         return {
-            "layout": f"planes{form.part}@1", "tile": (chosen.bn, chosen.bm), "reveals": "float32",
+            "layout": f"planes{form.part}@1", "tile": (chosen.bn, chosen.bm),
+            "reveals": "float32" if sums else str(dtype).removeprefix("torch."),
             "batch_invariant": batch_invariant, "workspace_bytes": workspace,
-            "contract": f"{input_scheme or 'exact'} activations; codes placed exactly into 16-bit operands, float32 sums of a scale block times its scale, read in place",
+            "contract": f"{input_scheme or 'exact'} activations; read in place, codes placed exactly into 16-bit operands; {how}",
         }  # fmt: skip
     packed = "dense" not in (x_format, w_format) or w_format != "dense"
     vendor = op == "linear" and dtype != torch.float32 and not batch_invariant

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from narrowgate.tile.gpu_decode import decode
-from narrowgate.tile.gpu_math import INTERPRETED, bound, round_to
+from narrowgate.tile.gpu_math import INTERPRETED, bound, mul_rn, round_to
 
 
 @triton.jit
@@ -178,12 +178,12 @@ def packed_kernel(
             b2 = tl.load(w_ptrs + at * (PLANES * J) + N * J * 2)
         partial = tl.zeros((WARPS, BN, BM), tl.float32)
         for p in tl.static_range(PARTS):
-            first = b0
+            own = b0
             if PLANES == 3 and p == 1:
-                first = b1
+                own = b1
             if PLANES == 3 and p == 2:
-                first = b2
-            v = _part(first, b1, b2, A0, A1, A2, A3, ELEMENT, BITS, p, DTYPE)
+                own = b2
+            v = _part(own, b1, b2, A0, A1, A2, A3, ELEMENT, BITS, p, DTYPE)
             k = unit * U + p * J
             mask = x_mask & known[:, None, None]
             if TAIL:
@@ -215,7 +215,8 @@ def wide_kernel(
     A0: tl.constexpr, A1: tl.constexpr, A2: tl.constexpr, A3: tl.constexpr,
     ELEMENT: tl.constexpr, BITS: tl.constexpr, J: tl.constexpr, PARTS: tl.constexpr, PLANES: tl.constexpr,
     SCALE: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr, OUTER: tl.constexpr, BIAS: tl.constexpr,
-    DTYPE: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, SUMS: tl.constexpr, STAGES: tl.constexpr, TAIL: tl.constexpr,
+    DTYPE: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, SUMS: tl.constexpr, SPLITS: tl.constexpr,
+    STAGES: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """As packed_kernel, for many rows of x: all warps share a tile of k. SUMS: scales multiply partial sums (float32); else they
     multiply the weights, rounded once to DTYPE, which costs nothing a column."""
@@ -228,13 +229,17 @@ def wide_kernel(
     U: tl.constexpr = PARTS * J
     w_ptrs = w_ptr + row[:, None] * J + j[None, :]
     x_ptrs = x_ptr + tl.minimum(m, M - 1)[None, :] * stride_xm + j[:, None]
-    one = tl.arange(0, 1)
+    per = tl.cdiv(units, SPLITS)
+    begin = tl.program_id(2) * per
+    stop = tl.minimum(begin + per, units)
+    w_ptrs += begin.to(tl.int64) * N * (PLANES * J)
+    one = tl.arange(0, 1) + begin
     s0 = _stored(scale_ptr, one, 0, row, N, blocks, PER_ROW, U, GROUP)
     s1 = _stored(scale_ptr, one, 1, row, N, blocks, PER_ROW, U, GROUP)
     s2 = _stored(scale_ptr, one, 2, row, N, blocks, PER_ROW, U, GROUP)
     s3 = _stored(scale_ptr, one, 3, row, N, blocks, PER_ROW, U, GROUP)
-    for unit in tl.range(0, bound(units), num_stages=STAGES):
-        ahead = one + (unit + 1)
+    for unit in tl.range(bound(begin), bound(stop), num_stages=STAGES):
+        ahead = tl.arange(0, 1) + (unit + 1)
         n0 = _stored(scale_ptr, ahead, 0, row, N, blocks, PER_ROW, U, GROUP)
         n1 = _stored(scale_ptr, ahead, 1, row, N, blocks, PER_ROW, U, GROUP)
         n2 = _stored(scale_ptr, ahead, 2, row, N, blocks, PER_ROW, U, GROUP)
@@ -247,17 +252,14 @@ def wide_kernel(
         w_ptrs += N.to(tl.int64) * (PLANES * J)
         partial = tl.zeros((BN, BM), tl.float32)
         for p in tl.static_range(PARTS):
-            first = b0
+            own = b0
             if PLANES == 3 and p == 1:
-                first = b1
+                own = b1
             if PLANES == 3 and p == 2:
-                first = b2
-            v = _part(first, b1, b2, A0, A1, A2, A3, ELEMENT, BITS, p, DTYPE)
+                own = b2
+            v = _part(own, b1, b2, A0, A1, A2, A3, ELEMENT, BITS, p, DTYPE)
             k = unit * U + p * J
-            if TAIL:
-                x = tl.load(x_ptrs + k, mask=k + j[:, None] < K, other=0.0)
-            else:
-                x = tl.load(x_ptrs + k)
+            x = tl.load(x_ptrs + k, mask=k + j[:, None] < K, other=0.0) if TAIL else tl.load(x_ptrs + k)
             if INTERPRETED:
                 x = x.to(tl.float32)
             if SUMS and not PER_ROW:
@@ -269,15 +271,58 @@ def wide_kernel(
             else:
                 if not PER_ROW:
                     factor = tl.reshape(_factor(_one_of(s0, s1, s2, s3, (p * J) // GROUP), SCALE), (BN, 1))
-                    if INTERPRETED:
-                        v = round_to(v * factor, DTYPE).to(tl.float32)
-                    else:
-                        v = v * factor.to(DTYPE)
+                    v = round_to(v * factor, DTYPE).to(tl.float32) if INTERPRETED else v * factor.to(DTYPE)
                 acc = tl.dot(v, x, acc)
         s0, s1, s2, s3 = n0, n1, n2, n3
     if PER_ROW and SCALE != "":
         acc = acc * _factor(tl.load(scale_ptr + row), SCALE)[:, None]
-    _finish(acc, n, m, N, M.to(tl.int64), outer_ptr, bias_ptr, out_ptr, stride_om, stride_on, OUTER, BIAS)
+    if SPLITS > 1:
+        at = (tl.program_id(2).to(tl.int64) * M + m[None, :]) * N + n[:, None]
+        tl.store(out_ptr + at, acc, mask=(n[:, None] < N) & (m[None, :] < M))
+    else:
+        _finish(acc, n, m, N, M.to(tl.int64), outer_ptr, bias_ptr, out_ptr, stride_om, stride_on, OUTER, BIAS)
+
+
+@triton.jit(do_not_specialize=["first", "last", "N", "K", "units", "blocks"])
+def unpack_kernel(
+    w_ptr, scale_ptr, outer_ptr, out_ptr, first, last, N, K, units, blocks, stride_on,
+    A0: tl.constexpr, A1: tl.constexpr, A2: tl.constexpr, A3: tl.constexpr,
+    ELEMENT: tl.constexpr, BITS: tl.constexpr, J: tl.constexpr, PARTS: tl.constexpr, PLANES: tl.constexpr,
+    SCALE: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr, OUTER: tl.constexpr,
+    DTYPE: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    """out [last - first, K]: those rows of the weight decoded, float32 steps in the order of `dequantize`, rounded once."""
+    unit = tl.program_id(0)
+    n = first + tl.program_id(1).to(tl.int64) * BN + tl.arange(0, BN)
+    row = tl.minimum(n, N - 1)
+    j = tl.arange(0, J)
+    w_ptrs = w_ptr + unit.to(tl.int64) * N * (PLANES * J) + row[:, None] * J + j[None, :]
+    b0 = tl.load(w_ptrs)
+    b1, b2 = b0, b0
+    if PLANES == 3:
+        b1 = tl.load(w_ptrs + N * J)
+        b2 = tl.load(w_ptrs + N * J * 2)
+    for p in tl.static_range(PARTS):
+        own = b0
+        if PLANES == 3 and p == 1:
+            own = b1
+        if PLANES == 3 and p == 2:
+            own = b2
+        v = _part(own, b1, b2, A0, A1, A2, A3, ELEMENT, BITS, p, DTYPE).to(tl.float32)
+        k = unit * (PARTS * J) + p * J
+        if SCALE != "":
+            block = 0 if PER_ROW else tl.minimum(k // GROUP, blocks - 1).to(tl.int64)
+            v = mul_rn(v, _factor(tl.load(scale_ptr + block * N + row), SCALE)[:, None])
+        if OUTER == 1:
+            v = mul_rn(v, tl.load(outer_ptr).to(tl.float32, bitcast=True))
+        elif OUTER == 2:
+            v = mul_rn(v, tl.load(outer_ptr + row).to(tl.float32, bitcast=True)[:, None])
+        mask = n[:, None] < last
+        if TAIL:
+            mask = mask & (k + j[None, :] < K)
+        tl.store(
+            out_ptr + (n - first)[:, None] * stride_on + (k + j)[None, :], round_to(v, out_ptr.dtype.element_ty), mask=mask
+        )
 
 
 @triton.jit(do_not_specialize=["M", "N"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton.language as tl
@@ -76,15 +77,21 @@ class Tile:
     warps: int = 4
     stages: int = 4
     splits: int = 1
+    sums: bool = False  # wide_kernel: scales multiply partial sums where they could multiply weights
+
+
+FEW, SOME = 32, 384  # rows of x up to which packed_kernel, then wide_kernel read a weight in place
 
 
 def tile(f: Form, m: int, batch_invariant: bool) -> Tile:
     """The configuration of a call, from its shapes alone."""
-    if batch_invariant or m > 32:
-        return Tile(32, 16, 4, 3, 1)
+    if batch_invariant:
+        return Tile(32, 16, 4, 2)
     if m <= 8:
-        return Tile(16, 8, 4, 4, 1)
-    return Tile(32, 16 if m <= 16 else 32, 4, 3, 1)
+        return Tile(32, 8, 2, 3)
+    if m <= 32:
+        return Tile(32, 16, 4, 2)
+    return Tile(128, 64, 8, 3, sums=True) if m <= 64 else Tile(128, 256, 8, 3)
 
 
 def grouped_tile(f: Form, tokens: int, batch_invariant: bool) -> Tile:
@@ -101,20 +108,63 @@ def sums(f: Form, dtype: torch.dtype) -> bool:
     return f.scale not in (exact | {"float8_e8m0fnu"} if dtype == torch.bfloat16 else exact)
 
 
+def _format(f: Form, dtype: torch.dtype) -> tuple[list[str], dict[str, Any]]:
+    """What every kernel is told of the weight's format: the assembly of each part, and constants."""
+    parts = PARTS[f.bits]
+    asm = [place(f.element, min(p, parts - 1), _KIND[dtype]) for p in range(4)]
+    return asm, {
+        "ELEMENT": f.element, "BITS": f.bits, "J": f.part, "PARTS": parts, "PLANES": planes(f.bits), "SCALE": f.scale,
+        "GROUP": f.group, "PER_ROW": f.per_row, "OUTER": 0 if f.outer_index is None else 2 if f.outer_rows else 1,
+        "DTYPE": _TL[dtype], "TAIL": f.k % (parts * f.part) != 0,
+    }  # fmt: skip
+
+
+def _stored(w: list[Tensor], index: int | None) -> Tensor | None:
+    return None if index is None else w[index]
+
+
+def _reduce(f: Form, w: list[Tensor], sums: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    splits, m, _ = sums.shape
+    gpu_packed.reduce_kernel[(-(-f.n // 256), m)](
+        sums, _stored(w, f.outer_index), bias, out, m, f.n, out.stride(0), out.stride(1), SPLITS=splits,
+        OUTER=0 if f.outer_index is None else 2 if f.outer_rows else 1, BIAS=bias is not None, BN=256, num_warps=4,
+        enable_fp_fusion=False,
+    )  # fmt: skip
+
+
 def wide(f: Form, w: list[Tensor], x: Tensor, bias: Tensor | None, out: Tensor, chosen: Tile) -> None:
     """out [M, N] = x [M, K] w^T + bias, for many rows."""
-    m = x.shape[0]
-    outer = None if f.outer_index is None else w[f.outer_index]
-    parts = PARTS[f.bits]
-    asm = [place(f.element, min(p, parts - 1), _KIND[x.dtype]) for p in range(4)]
-    gpu_packed.wide_kernel[(-(-m // chosen.bm), -(-f.n // chosen.bn))](
-        x, w[0], None if f.scale_index is None else w[f.scale_index], outer, bias, out, m, f.n, f.k, f.units, f.blocks,
-        x.stride(0), out.stride(0), out.stride(1), *asm, ELEMENT=f.element, BITS=f.bits, J=f.part, PARTS=parts,
-        PLANES=planes(f.bits), SCALE=f.scale, GROUP=f.group, PER_ROW=f.per_row,
-        OUTER=0 if outer is None else 2 if f.outer_rows else 1, BIAS=bias is not None, DTYPE=_TL[x.dtype],
-        BN=chosen.bn, BM=chosen.bm, SUMS=sums(f, x.dtype), STAGES=chosen.stages, TAIL=f.k % (parts * f.part) != 0,
-        num_warps=chosen.warps, enable_fp_fusion=True,
+    m, splits = x.shape[0], chosen.splits
+    into = out if splits == 1 else torch.empty(splits, m, f.n, dtype=torch.float32, device=x.device)
+    asm, form = _format(f, x.dtype)
+    gpu_packed.wide_kernel[(-(-m // chosen.bm), -(-f.n // chosen.bn), splits)](
+        x, w[0], _stored(w, f.scale_index), _stored(w, f.outer_index), bias, into, m, f.n, f.k, f.units, f.blocks,
+        x.stride(0), into.stride(-2), into.stride(-1), *asm, **form, BIAS=bias is not None, BN=chosen.bn, BM=chosen.bm,
+        SUMS=chosen.sums or sums(f, x.dtype), SPLITS=splits, STAGES=chosen.stages, num_warps=chosen.warps,
+        enable_fp_fusion=True,
     )  # fmt: skip
+    if splits > 1:
+        _reduce(f, w, into, bias, out)
+
+
+def unpack(f: Form, w: list[Tensor], dtype: torch.dtype, start: int, stop: int) -> Tensor:
+    """Rows [start, stop) of the decoded weight [N, K], the bits of `dequantize`."""
+    out = torch.empty(stop - start, f.k, dtype=dtype, device=w[0].device)
+    asm, form = _format(f, dtype)
+    rows = 4096 // f.part
+    gpu_packed.unpack_kernel[(f.units, -(-(stop - start) // rows))](
+        w[0], _stored(w, f.scale_index), _stored(w, f.outer_index), out, start, stop, f.n, f.k, f.units, f.blocks,
+        out.stride(0), *asm, **form, BN=rows, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    return out
+
+
+def in_place(
+    f: Form, w: list[Tensor], x: Tensor, bias: Tensor | None, out: Tensor, batch_invariant: bool
+) -> None:  # fmt: skip
+    """out [M, N] = x [M, K] w^T + bias, each byte of the weight read where it is."""
+    chosen = tile(f, x.shape[0], batch_invariant)
+    (packed if batch_invariant or x.shape[0] <= FEW else wide)(f, w, x, bias, out, chosen)
 
 
 def packed(
@@ -123,21 +173,13 @@ def packed(
     """out [M, N] = x [M, K] w^T + bias; with `plan` (tiles of chosen.bm rows) each expert's rows by its own matrix."""
     m, splits = x.shape[0], 1 if plan is not None else chosen.splits
     into = out if splits == 1 else torch.empty(splits, m, f.n, dtype=torch.float32, device=x.device)
-    outer = None if f.outer_index is None else w[f.outer_index]
-    which = 0 if outer is None else 2 if f.outer_rows else 1
-    parts, count = PARTS[f.bits], planes(f.bits)
     tiles = -(-m // chosen.bm) if plan is None else plan.shape[0]
-    asm = [place(f.element, min(p, parts - 1), _KIND[x.dtype]) for p in range(4)]
+    asm, form = _format(f, x.dtype)
     gpu_packed.packed_kernel[(-(-f.n // chosen.bn), tiles, splits)](
-        x, w[0], None if f.scale_index is None else w[f.scale_index], outer, bias, into, plan, m, f.n, f.k, f.units, f.blocks,
-        x.stride(0), into.stride(-2), into.stride(-1), f.units * count * f.n * f.part, f.blocks * f.n,
-        *asm, ELEMENT=f.element, BITS=f.bits, J=f.part, PARTS=parts, PLANES=count, SCALE=f.scale,
-        GROUP=f.group, PER_ROW=f.per_row, OUTER=which, BIAS=bias is not None, DTYPE=_TL[x.dtype],
-        BN=chosen.bn, BM=chosen.bm, WARPS=chosen.warps, SPLITS=splits, STAGES=chosen.stages,
-        TAIL=f.k % (parts * f.part) != 0, GROUPED=plan is not None, num_warps=chosen.warps, enable_fp_fusion=True,
+        x, w[0], _stored(w, f.scale_index), _stored(w, f.outer_index), bias, into, plan, m, f.n, f.k, f.units, f.blocks,
+        x.stride(0), into.stride(-2), into.stride(-1), f.units * planes(f.bits) * f.n * f.part, f.blocks * f.n,
+        *asm, **form, BIAS=bias is not None, BN=chosen.bn, BM=chosen.bm, WARPS=chosen.warps, SPLITS=splits,
+        STAGES=chosen.stages, GROUPED=plan is not None, num_warps=chosen.warps, enable_fp_fusion=True,
     )  # fmt: skip
     if splits > 1:
-        gpu_packed.reduce_kernel[(-(-f.n // 256), m)](
-            into, outer, bias, out, m, f.n, out.stride(0), out.stride(1), SPLITS=splits, OUTER=which, BIAS=bias is not None,
-            BN=256, num_warps=4, enable_fp_fusion=False,
-        )  # fmt: skip
+        _reduce(f, w, into, bias, out)

@@ -39,11 +39,39 @@ CLOSE = """
         want = x.double() @ dense.double().T
         assert (y - want).norm() <= 1e-6 * want.norm(), name
 """
+WIDE = """
+    for name in ("mxfp6_e2m3", "nvfp4", "int8_channel"):
+        w, tensors, form = prepared(name, 20, 160)
+        x, y = torch.randn(5, 160).bfloat16(), torch.empty(5, 20)
+        for dtype in (torch.bfloat16, torch.float16):
+            assert torch.equal(gpu_run.unpack(form, tensors, dtype, 3, 20), w.dequantize(dtype)[3:]), name
+        for tile in (gpu_run.Tile(32, 16, 4, 2), gpu_run.Tile(32, 16, 4, 2, splits=3, sums=True)):
+            gpu_run.wide(form, tensors, x, None, y, tile)
+            exact = tile.sums or gpu_run.sums(form, x.dtype) or name == "nvfp4"
+            dense = w.dequantize(torch.float32 if exact else torch.bfloat16)
+            want = x.double() @ dense.double().T
+            assert (y - want).norm() <= 1e-6 * want.norm(), name
+"""
+EXPERTS = """
+    from narrowgate.ops.linear import gpu
+
+    w = ng.quantize(torch.randn(5, 20, 72), "int4_g32")
+    tensors, described = flatten(for_gpu(w))
+    for sizes in ([1, 0, 0, 2, 3], [9, 90, -3, 4, 5]):  # the last one is nonsense: clamped
+        x, y = torch.randn(21, 72).bfloat16(), torch.full((21, 20), torch.nan)
+        gpu.grouped_linear([x], "dense", tensors, described, torch.tensor(sizes), out=y)
+        want, start = torch.zeros(21, 20, dtype=torch.float64), 0
+        for expert, size in enumerate(sizes):
+            stop = min(start + max(size, 0), 21)
+            want[start:stop] = x[start:stop].double() @ w.select(expert).dequantize().double().T
+            start = stop
+        assert (y - want).abs().max() <= 1e-6 * want.abs().max(), sizes
+"""
 CASES = """
     from narrowgate.conformance.run import all_cases, run
 
     for op in ("linear", "matmul", "grouped_linear"):
-        for case in all_cases()[op][::13]:
+        for case in all_cases()[op][::31]:
             if "4096" in case.name or "10944" in case.name or case.full:
                 continue
             result = run(case, getattr(ng, op), impl="gpu")
@@ -72,6 +100,14 @@ COMPILED = """
 @pytest.mark.spec("A37")
 def test_prepared_weights_are_exact(tmp_path):
     run_script(tmp_path, PREPARED, CLOSE, interpret=True)
+
+
+def test_many_rows(tmp_path):
+    run_script(tmp_path, PREPARED, WIDE, interpret=True)
+
+
+def test_experts_of_any_size(tmp_path):
+    run_script(tmp_path, PREPARED, EXPERTS, interpret=True)
 
 
 def test_any_operand_is_taken(tmp_path):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import typer
 
+from narrowgate.cli.bench_gdn import gdn
 from narrowgate.cli.bench_memory import memory
 from narrowgate.cli.bench_packed import packed
 
 app = typer.Typer(name="bench", add_completion=False, help="Time kernels and models; nothing is timed that does not check.")
 app.command()(packed)
 app.command()(memory)
+app.command()(gdn)
 
 
 @app.callback()

@@ -136,7 +136,7 @@ _gated_delta_rule.add(
     Kernel(
         "gpu",
         "narrowgate.ops.gated_delta_rule.gpu:gated_delta_rule",
-        refuse=lambda *_, form="auto", **__: ["the recurrent form has no GPU kernel yet"] if form == "recurrent" else [],
+        refuse=lambda *args, form="auto", **kwargs: keys_over(GPU_KEYS)(*args, **kwargs) if form == "recurrent" else (),
         describe=lambda *_, form="auto", **__: {"contract": f"form {'chunk' if form == 'auto' else form}"},
     )
 )

@@ -1,0 +1,262 @@
+"""The gated delta family on a GPU: each kernel beside a plain pass over as many bytes, and beside flash-linear-attention's.
+
+Every call finds its states and activations cold in memory (copies taken in turn), from a CUDA graph. The floor of a kernel that
+works in place is an in-place pass over its bytes, of any other a copy of as many, both measured here. Nothing is timed that
+does not agree with the reference on the same card first. The last case is a layer's whole decode glue: convolution, post-conv,
+step and gated norm, whose floor is the step's own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import narrowgate.ops as ops
+from narrowgate.bench.timing import Call, Measured, copies, replayed
+
+OURS = "narrowgate"
+HK, K, V, W = 16, 128, 128, 4
+BF16 = torch.bfloat16
+FEW = 48  # copies at most: beyond it the launches, not the caches, are what changes
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One case: its calls, what it moves, and pairs (what the reference gives, what the kernel gives) on inputs like its own."""
+
+    case: str
+    calls: Sequence[Call]
+    nbytes: int
+    check: Callable[[], list[tuple[Tensor, Tensor]]]
+    in_place: bool = False
+    peers: dict[str, Sequence[Call]] = field(default_factory=dict)
+    note: str = ""
+
+
+def measure(
+    batches: Sequence[int], heads: Sequence[int], lengths: Sequence[int], *, tell: Callable[[str], None] = lambda case: None
+) -> tuple[list[Measured], list[str]]:
+    """(every kernel and peer that checked, timed; what did not check)."""
+    found: list[Measured] = []
+    refused = []
+    for timed in _all(batches, heads, lengths):
+        tell(timed.case)
+        problem = _complaint(timed)
+        if problem:
+            refused.append(f"{timed.case}: not timed, {problem}")
+            continue
+        floor = _pass_over(timed.nbytes, timed.in_place)
+        for who, calls in {OURS: timed.calls, **timed.peers}.items():
+            spent = replayed(calls)
+            note = timed.note or f"{timed.nbytes / spent / 1e6:.2f} TB/s"
+            found.append(Measured(timed.case, who, spent, floor, note if who == OURS else ""))
+    return found, refused
+
+
+def _complaint(timed: Timed) -> str:
+    for i, (want, got) in enumerate(timed.check()):
+        error = float((want.double() - got.double()).pow(2).mean().sqrt() / want.double().pow(2).mean().sqrt().clamp(min=1e-30))
+        limit = 1e-5 if got.dtype == torch.float32 and not timed.case.startswith("prefill") else 5e-3
+        if not error <= limit:
+            return f"output {i} is off by {error:.2g}"
+    return ""
+
+
+@functools.cache
+def _pass_over(nbytes: int, in_place: bool) -> float:
+    """Microseconds that reading and writing `nbytes` in all take, half of them each."""
+    n = max(1, nbytes // 4)
+    many = [torch.ones(n, dtype=BF16, device="cuda") for _ in range(min(FEW, copies(nbytes, "cuda")))]
+    if in_place:
+        return replayed([functools.partial(x.mul_, 1.0) for x in many])
+    return replayed([functools.partial(torch.empty_like(x).copy_, x) for x in many])
+
+
+def _all(batches: Sequence[int], heads: Sequence[int], lengths: Sequence[int]) -> Iterator[Timed]:
+    for hv in heads:
+        for b in batches:
+            yield _step(b, hv)
+            yield _packed(b, hv)
+            yield _speculative(b, hv, 4)
+            yield _glue(b, hv)
+        for t in lengths:
+            yield _prefill(t, hv)
+    for t in lengths:
+        yield _conv(t, 10240)
+        yield from _rows(t)
+
+
+def _flow(tokens: int, hv: int) -> dict[str, Any]:
+    g = torch.Generator(device="cuda").manual_seed(tokens + hv)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=g, device="cuda")
+
+    q, k = (ops.l2_norm(normal(tokens, HK, K)).to(BF16) for _ in range(2))
+    decay = torch.nn.functional.logsigmoid(normal(tokens, hv))
+    return {"q": q, "k": k, "v": normal(tokens, hv, V).to(BF16), "g": decay, "beta": normal(tokens, hv).sigmoid()}
+
+
+def _states(rows: int, hv: int) -> list[Tensor]:
+    return [torch.randn(rows, hv, V, K, device="cuda") * 0.1 for _ in range(min(FEW, copies(rows * hv * V * K * 4, "cuda")))]
+
+
+def _both(function: Callable[..., Any], state: Tensor, **given: Any) -> list[tuple[Tensor, Tensor]]:
+    """What the reference and the kernel give, and what becomes of the state."""
+    found = []
+    for impl in ("reference", "gpu"):
+        held = state.clone()
+        found.append((function(**given, state=held, impl=impl), held))
+    return list(zip(*found, strict=True))
+
+
+def _step(b: int, hv: int) -> Timed:
+    flow, states, slots = _flow(b, hv), _states(b, hv), torch.arange(b, device="cuda", dtype=torch.int32)
+    out = torch.empty_like(flow["v"])
+    given: dict[str, Any] = {**flow, "scale": K**-0.5, "state_indices": slots}
+    calls = [functools.partial(ops.gated_delta_rule_step, **given, state=s, out=out) for s in states]
+    fla = _fla("fla.ops.gated_delta_rule", "fused_recurrent_gated_delta_rule")
+    peers: dict[str, Sequence[Call]] = {}
+    if fla is not None:
+        q, k, v, g, beta = (flow[n][:, None] for n in ("q", "k", "v", "g", "beta"))
+        peers["fla"] = [
+            functools.partial(fla, q, k, v, g, beta=beta, scale=K**-0.5, initial_state=s, output_final_state=True)
+            for s in states
+        ]
+    check = functools.partial(_both, ops.gated_delta_rule_step, states[0], **given)
+    return Timed(f"step B={b} Hv={hv}", calls, 2 * states[0].nbytes, check, True, peers)
+
+
+def _packed(b: int, hv: int) -> Timed:
+    states, slots = _states(b, hv), torch.arange(b, device="cuda", dtype=torch.int32)
+    given: dict[str, Any] = {**_projection(b, hv), "state_indices": slots, "scale": K**-0.5}
+    out = torch.empty(b, hv, V, dtype=BF16, device="cuda")
+    given["mixed_qkv"] = given.pop("mixed")
+    calls = [functools.partial(ops.gated_delta_rule_packed_step, **given, state=s, out=out) for s in states]
+    check = functools.partial(_both, ops.gated_delta_rule_packed_step, states[0], **given)
+    return Timed(f"packed step B={b} Hv={hv}", calls, 2 * states[0].nbytes, check, True)
+
+
+def _speculative(b: int, hv: int, tokens: int) -> Timed:
+    flow, slots = _flow(b * tokens, hv), torch.arange(b * tokens, device="cuda", dtype=torch.int32).view(b, tokens)
+    pools = _states(b * tokens, hv)
+    ends = torch.arange(0, b * tokens + 1, tokens, device="cuda", dtype=torch.int32)
+    given: dict[str, Any] = {
+        **flow,
+        "cu_seqlens": ends,
+        "state_indices": slots,
+        "num_accepted": torch.ones_like(slots[:, 0]),
+        "scale": K**-0.5,
+    }
+    out = torch.empty_like(flow["v"])
+    calls = [functools.partial(ops.gated_delta_rule_speculative_step, **given, state=s, out=out) for s in pools]
+    check = functools.partial(_both, ops.gated_delta_rule_speculative_step, pools[0], **given)
+    nbytes = pools[0].nbytes * (tokens + 1) // tokens  # a start read, a snapshot a token written
+    return Timed(f"speculative step of {tokens} B={b} Hv={hv}", calls, nbytes, check, True)
+
+
+def _projection(b: int, hv: int) -> dict[str, Any]:
+    g = torch.Generator(device="cuda").manual_seed(b)
+    width = 2 * HK * K + hv * V
+    mixed, gates = (torch.randn(b, n, generator=g, device="cuda").to(BF16) for n in (width, 2 * hv))
+    per_head = torch.randn(2, hv, generator=g, device="cuda") * 0.3
+    return {"mixed": mixed, "a": gates[:, :hv], "b": gates[:, hv:], "A_log": per_head[0], "dt_bias": per_head[1]}
+
+
+def _glue(b: int, hv: int) -> Timed:
+    """A layer's decode but for its products, through the public operators: four launches."""
+    given, states, slots = _projection(b, hv), _states(b, hv), torch.arange(b, device="cuda", dtype=torch.int32)
+    mixed = given.pop("mixed")
+    weight = torch.randn(mixed.shape[1], W, device="cuda").to(BF16)
+    gate, norm = torch.randn(b, hv, V, device="cuda").to(BF16), torch.ones(V, device="cuda", dtype=BF16)
+    taps = torch.zeros(b, mixed.shape[1], W - 1, device="cuda")
+    out = torch.empty(b, hv, V, dtype=BF16, device="cuda")
+    sizes: dict[str, Any] = {"num_k_heads": HK, "head_k_dim": K, "head_v_dim": V}
+
+    def layer(state: Tensor, taps: Tensor, impl: str | None = None) -> Tensor:
+        rows = ops.causal_conv1d_step(mixed, weight, None, taps, state_indices=slots, impl=impl)
+        q, k, v, g, beta = ops.gdn_post_conv(rows, **given, **sizes, impl=impl)
+        o = ops.gated_delta_rule_step(q, k, v, g, beta, state, scale=K**-0.5, state_indices=slots, impl=impl)
+        return ops.rms_norm_gated(o, gate, norm, eps=1e-6, out=out if impl is None else None, impl=impl)
+
+    def check() -> list[tuple[Tensor, Tensor]]:
+        a, b = (layer(states[0].clone(), taps.clone(), impl) for impl in ("reference", "gpu"))
+        return [(a, b)]
+
+    calls = [functools.partial(layer, s, t) for s, t in ((s, taps.clone()) for s in states)]
+    return Timed(f"decode glue B={b} Hv={hv}", calls, 2 * states[0].nbytes, check, True, note="floor: the step's states alone")
+
+
+def _prefill(t: int, hv: int) -> Timed:
+    flow, state = _flow(t, hv), torch.zeros(1, hv, V, K, device="cuda")
+    out, few = torch.empty_like(flow["v"]), {n: x[:256] for n, x in flow.items()}
+    given: dict[str, Any] = {"cu_seqlens": None, "scale": K**-0.5}
+    calls = [functools.partial(ops.gated_delta_rule, **flow, state=state, **given, out=out)]
+    chunk = _fla("fla.ops.gated_delta_rule", "chunk_gated_delta_rule")
+    peers: dict[str, Sequence[Call]] = {}
+    if chunk is not None:
+        q, k, v, g, beta = (flow[n][None] for n in ("q", "k", "v", "g", "beta"))
+        peers["fla"] = [functools.partial(chunk, q, k, v, g, beta, scale=K**-0.5, initial_state=state, output_final_state=True)]
+    nbytes = sum(x.nbytes for x in flow.values()) + out.nbytes
+    check = functools.partial(_both, ops.gated_delta_rule, state, **few, **given)
+    return Timed(f"prefill T={t} Hv={hv}", calls, nbytes, check, peers=peers)
+
+
+def _conv(t: int, channels: int) -> Timed:
+    x, weight = torch.randn(t, channels, device="cuda").to(BF16), torch.randn(channels, W, device="cuda").to(BF16)
+    state, out = torch.zeros(1, channels, W - 1, device="cuda"), torch.empty_like(x)
+    given: dict[str, Any] = {"x": x, "weight": weight, "bias": None}
+    fla = _fla("fla.modules.convolution", "causal_conv1d")
+    peers: dict[str, Sequence[Call]] = (
+        {} if fla is None else {"fla": [functools.partial(fla, x[None], weight=weight, activation="silu")]}
+    )
+    check = functools.partial(_both, ops.causal_conv1d, state, **{**given, "x": x[:64]})
+    calls = [functools.partial(ops.causal_conv1d, **given, state=state, out=out)]
+    return Timed(f"causal conv {t}x{channels}", calls, 2 * x.nbytes, check, peers=peers)
+
+
+def _rows(t: int) -> Iterator[Timed]:
+    """Post-conv and the norms of a prefill of t tokens."""
+    given = _projection(t, 32)
+    conv_out = given.pop("mixed")
+    sizes: dict[str, Any] = {"num_k_heads": HK, "head_k_dim": K, "head_v_dim": V}
+    x = torch.randn(t * 32, V, device="cuda").to(BF16)
+    gate, weight, out = torch.randn_like(x), torch.ones(V, device="cuda", dtype=BF16), torch.empty_like(x)
+
+    def pairs(function: Callable[..., Any], *args: Any, **options: Any) -> list[tuple[Tensor, Tensor]]:
+        want, got = (function(*args, **options, impl=impl) for impl in ("reference", "gpu"))
+        if isinstance(want, Tensor) and isinstance(got, Tensor):
+            return [(want, got)]
+        return list(zip(want, got, strict=True))
+
+    post = functools.partial(ops.gdn_post_conv, conv_out, **given, **sizes)
+    check = functools.partial(pairs, ops.gdn_post_conv, conv_out, **given, **sizes)
+    yield Timed(f"post-conv T={t}", [post], 2 * conv_out.nbytes, check)
+    norm = functools.partial(ops.rms_norm_gated, x, gate, weight, eps=1e-6, out=out)
+    check = functools.partial(pairs, ops.rms_norm_gated, x, gate, weight, eps=1e-6)
+    yield Timed(f"gated norm {t}x32 rows", [norm], 3 * x.nbytes, check)
+    check = functools.partial(pairs, ops.l2_norm, x)
+    yield Timed(f"l2 norm {t}x32 rows", [functools.partial(ops.l2_norm, x, out=out)], 2 * x.nbytes, check)
+
+
+def _fla(module: str, name: str) -> Callable[..., Any] | None:
+    """A function of flash-linear-attention, or None where it is not installed."""
+    import importlib
+
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ImportError:
+        return None
+
+
+def peer() -> str:
+    import importlib.metadata
+
+    try:
+        return f"fla {importlib.metadata.version('flash-linear-attention')}"
+    except importlib.metadata.PackageNotFoundError:
+        return "none: flash-linear-attention is not installed"

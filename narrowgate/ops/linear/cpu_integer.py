@@ -120,7 +120,7 @@ def task(
     unit, values = tile.unit_bytes(kind), tile.unit_values(kind)
     stride, last = units * unit, min(rows, tiles - first) - 1
     base = words + first * units * unit
-    space, results = simd.scratch(8192), simd.scratch(1024)
+    space, results = simd.scratch(16384), simd.scratch(1024)
     run_values, x_blocks = run_units * values, (units * values + 31) // 32
     for group in range((tokens_all + tokens - 1) // tokens):
         total = tile.zeros(rows, tokens)

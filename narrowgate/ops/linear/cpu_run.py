@@ -1,7 +1,7 @@
 """From tensors to kernel calls: stage the activations, choose the tile, hand addresses over. Everything has been checked.
 
 A weight in `lanes16@1` is read in place; any other is turned into lanes a slice of rows at a time, in a workspace, and meets
-the same kernel: the same bits, more work. `Bound` is the runner's way in: a weight bound once, called with rows."""
+the same kernel: the same bits, more work."""
 
 from __future__ import annotations
 
@@ -33,9 +33,11 @@ def product(kind: int, rows: int, tokens: int) -> Any:
     return compiled(cpu_exact.exact_product, literals + (_WORD,) * 20, what)
 
 
-def tile(rows: int) -> tuple[int, int]:
+def tile(rows: int, kind: int) -> tuple[int, int]:
     """(vectors of output rows, tokens) of the kernel for a number of activation rows; the sums are the same for all."""
-    return (4, 1) if rows == 1 else (2, 4) if rows <= 4 else (1, 8)
+    if rows == 1:
+        return (3 if kind == fields_cpu.TABLE6 else 4, 1)  # 6-bit floats keep eight looked-up pairs a vector in registers
+    return (2, 4) if rows <= 4 else (1, 8)
 
 
 def stage(x: Tensor, width: int, tokens: int) -> Tensor:
@@ -86,7 +88,7 @@ def into_lanes(w: Weight, tensors: list[Tensor], matrix: int, start: int, stop: 
 def exact(w: Weight, tensors: list[Tensor], x: Tensor, bias: Tensor | None, out: Tensor, matrix: int = 0) -> None:
     """out [M, N] = x [M, K] w[matrix]^T + bias; out has contiguous rows and one of the three float dtypes."""
     m = x.shape[0]
-    rows, tokens = tile(m)
+    rows, tokens = tile(m, w.kind)
     staged = stage(x, w.units * w.values, tokens)
     bias = None if bias is None else whole_tiles(bias.float(), w)
     outer = None if w.outer_index is None else tensors[w.outer_index].view(torch.float32).reshape(-1)

@@ -21,6 +21,7 @@ from narrowgate.bench.timing import Call, Measured, copies, interleaved, roofs
 from narrowgate.errors import UnsupportedError
 from narrowgate.ops.linear.prepare import prepare
 from narrowgate.packing import PackedTensor
+from narrowgate.packing.pages import on_large_pages
 
 OURS = "narrowgate"
 COLD_ROWS = 16  # up to here reading the weight is what counts
@@ -97,7 +98,7 @@ def _one(
 
 def _copy(w: PackedTensor) -> PackedTensor:
     scales = tuple(replace(s, data=s.data.clone()) for s in w.scales)
-    return replace(w, data=w.data.clone(), scales=scales)
+    return replace(w, data=on_large_pages(w.data.clone()), scales=scales)  # as `prepare` leaves it
 
 
 # ---- what is not timed unless it holds

@@ -21,6 +21,7 @@ class Features:
     avx512: bool  # F, BW, DQ and VL together
     vnni: bool  # vpdpbusd on 512 bits
     dot_takes_bytes: bool  # LLVM 21 changed the operands of vpdpbusd from words to bytes
+    ahead: int  # bytes: how far in front of a stream of reads the next cache lines are asked for
 
     @property
     def level(self) -> str:
@@ -33,12 +34,17 @@ def _names() -> set[str]:
     return {name for name, on in binding.get_host_cpu_features().items() if on}
 
 
+def _processor() -> str:
+    """LLVM's name of it. AMD's own prefetchers (znver4 measured) are disturbed by what Intel's need."""
+    return config.CPU_NAME or binding.get_host_cpu_name()
+
+
 def _read() -> Features:
     has = _names()
     wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= has
     return Features(
         avx2={"avx2", "fma", "f16c"} <= has, avx512=wide, vnni=wide and "avx512vnni" in has,
-        dot_takes_bytes=binding.llvm_version_info[0] >= 21,
+        dot_takes_bytes=binding.llvm_version_info[0] >= 21, ahead=512 if _processor().startswith("znver") else 3072,
     )  # fmt: skip
 
 

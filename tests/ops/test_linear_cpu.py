@@ -260,3 +260,14 @@ def test_the_plain_route_holds_a_tile_of_a_weight_and_not_the_matrix(monkeypatch
         many = ng.linear(x, use, batch_invariant=True, impl="cpu")
         assert torch.equal(ng.linear(x[:1], use, batch_invariant=True, impl="cpu"), many[:1])
     assert torch.equal(ng.matmul(torch.eye(33), w, impl="cpu"), d)
+
+
+def test_a_large_weight_moves_to_large_pages_with_its_values():
+    from narrowgate.packing.pages import SMALLEST, on_large_pages
+
+    small = torch.arange(64)
+    assert on_large_pages(small) is small
+    large = torch.arange(SMALLEST // 4 + 5, dtype=torch.int32)
+    moved = on_large_pages(large)
+    assert torch.equal(moved, large)
+    assert moved.data_ptr() != large.data_ptr() or not sys.platform.startswith("linux")

@@ -22,6 +22,7 @@ from narrowgate.ops.linear.cpu_exact import BLOCKS, decode_scales, finish
 from narrowgate.packing import fields_cpu as fields
 from narrowgate.simd import cpu as simd
 from narrowgate.simd.cpu import F32, I32, VI, constant, inline
+from narrowgate.simd.cpu_features import FEATURES
 from narrowgate.simd.cpu_threads import parallel
 
 _LONG, _INT = ir.IntType(64), ir.IntType(32)
@@ -66,7 +67,7 @@ def _dots(
     for r in range(rows):
         row = ir.Constant(_LONG, r)
         base = b.add(words, b.mul(stride, b.select(b.icmp_signed("<", row, last), row, last))) if r else words
-        simd.prefetch.emit(b, b.add(base, ir.Constant(_LONG, tile.AHEAD)))
+        simd.prefetch.emit(b, b.add(base, ir.Constant(_LONG, FEATURES.ahead)))
         read.append(simd.read(b, base, VI, 4))
     for j in range(8 // bits):
         octets = [_unsigned(b, kind, word, j * bits, table) for word in read]

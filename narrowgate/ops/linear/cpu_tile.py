@@ -16,8 +16,8 @@ from numba.core.extending import intrinsic
 from narrowgate.packing import fields_cpu as fields
 from narrowgate.simd import cpu as simd
 from narrowgate.simd.cpu import F32, VF, VI
+from narrowgate.simd.cpu_features import FEATURES
 
-AHEAD = 3072  # bytes: how far in front of the reads the next cache lines are asked for
 _LONG = ir.IntType(64)
 
 
@@ -70,7 +70,7 @@ def _unit(
         row = ir.Constant(_LONG, r)
         base = b.add(words, b.mul(stride, b.select(b.icmp_signed("<", row, last), row, last))) if r else words
         for i in range(count):
-            simd.prefetch.emit(b, _at(b, base, AHEAD + 64 * i))
+            simd.prefetch.emit(b, _at(b, base, FEATURES.ahead + 64 * i))
         read.append([simd.read(b, _at(b, base, 64 * i), VI, 4) for i in range(count)])
     decoded = zip(*(fields.unit_values(b, kind, word, low, high) for word in read), strict=True)
     for j, weights in enumerate(decoded):

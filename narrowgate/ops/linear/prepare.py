@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from narrowgate.errors import InputError
 from narrowgate.ops.linear.reading import CODES, UNITS, Weight, reading
 from narrowgate.packing import PackedTensor, describe
+from narrowgate.packing.pages import on_large_pages
 from narrowgate.packing.planes import PARTS, WIDTHS
 
 PLACED = (
@@ -43,7 +46,8 @@ def prepare(w: PackedTensor, device: torch.device | str | None = None, op: str =
         return for_gpu(w)
     if w.device.type != "cpu" or weight.prepared:
         return w
-    return w.with_layout(CODES, scales=UNITS if weight.scale_index is not None else None)
+    lanes = w.with_layout(CODES, scales=UNITS if weight.scale_index is not None else None)
+    return replace(lanes, data=on_large_pages(lanes.data))
 
 
 def for_gpu(w: PackedTensor) -> PackedTensor:

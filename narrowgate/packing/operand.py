@@ -45,7 +45,10 @@ def describe(w: PackedTensor) -> str:
 def flatten(w: PackedTensor | Tensor) -> tuple[list[Tensor], str]:
     """(tensors, format string) of a packed tensor, or ([x], "dense") of a dense one."""
     if isinstance(w, PackedTensor):
-        return w.tensors(), describe(w)
+        tensors = w.__dict__.get("_tensors")
+        if tensors is None:
+            tensors = w.__dict__["_tensors"] = tuple(w.tensors())
+        return list(tensors), describe(w)
     if isinstance(w, Tensor):
         return [w], DENSE
     raise InputError(f"flatten: expected a tensor or a PackedTensor, got {type(w).__name__}")

@@ -42,6 +42,7 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 _strict = contextvars.ContextVar("narrowgate_strict", default=False)
 _debug = contextvars.ContextVar("narrowgate_debug_checks", default=False)
+_recording = contextvars.ContextVar("narrowgate_recording", default=False)
 _warned: set[tuple[str, str]] = set()
 
 
@@ -65,8 +66,21 @@ def debug_checks(on: bool = True) -> Iterator[None]:
         _debug.reset(token)
 
 
+@contextlib.contextmanager
+def recording() -> Iterator[None]:
+    """Within it the runner records what calls do, to do it again without them: implementations are called directly, and the
+    values of indices, which the runner makes itself, are not looked at."""
+    token = _recording.set(True)
+    try:
+        yield
+    finally:
+        _recording.reset(token)
+
+
 def checks_values(t: torch.Tensor) -> bool:
     """Whether the values of an index tensor may be looked at: on the CPU always, elsewhere under `debug_checks()`."""
+    if _recording.get():
+        return False
     return t.device.type == "cpu" or (_debug.get() and t.device.type != "meta")
 
 
@@ -335,6 +349,8 @@ def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor
 def _eager(args: tuple[Any, ...]) -> bool:
     """Whether plain tensors are computed with now, and nothing traces: then torch's dispatcher, which costs as much as a
     small kernel, has nothing to add and the implementation is called directly."""
+    if _recording.get():
+        return True
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack():
         return False
     for value in args:

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "narrowgate"
 CHAIN = ["errors", "dispatch", "formats", "packing", "quantize", "ops", "nn", "models", "engine", "cli"]
 EXTRA = {  # what a layer may import beside those to its left in the chain
     "io": {"errors", "formats", "packing"},
-    "engine": {"io"},
+    "engine": {"io", "simd"},
     "cli": {"io", "conformance", "bench", "simd"},
     "conformance": {"errors", "dispatch", "formats", "packing", "quantize", "ops", "io"},
     "bench": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from narrowgate.nn.state import LayerState
 
@@ -14,6 +15,7 @@ class Cache:
         self.batch = batch
         self.states = states
         self.lengths = [0] * batch
+        self.recordings: dict[Any, Any] = {}  # what a decoding step of so many sequences calls (recording.py)
 
     @property
     def nbytes(self) -> int:

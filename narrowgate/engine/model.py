@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from narrowgate.dispatch import Plan, plan
-from narrowgate.engine import chat, generate
+from narrowgate.engine import chat, generate, recording
 from narrowgate.engine.binding import Source
 from narrowgate.engine.cache import Cache
 from narrowgate.engine.generate import Completion
@@ -114,13 +114,14 @@ class Model:
         """`step` for some of the cache's sequences: ids flat, lengths[i] tokens for the sequence in slots[i]."""
         ids = self._ids(ids, "step")
         past = [cache.lengths[slot] for slot in slots]
+        if last_only and 0 in lengths:
+            raise InputError("step: expected every sequence to bring a token for last_only, got an empty one")
         batch = ragged(lengths, slots, past, self.decoder.frequencies)
-        rows = None
-        if last_only:
-            if 0 in lengths:
-                raise InputError("step: expected every sequence to bring a token for last_only, got an empty one")
-            rows = batch.cu_seqlens[1:].long() - 1
-        logits = self.decoder(ids.to(self.device), batch, cache.states, rows)
+        if batch.one_each and lengths and self.device.type == "cpu":
+            logits = recording.step(self.decoder, ids, batch, cache)
+        else:
+            rows = batch.cu_seqlens[1:].long() - 1 if last_only else None
+            logits = self.decoder(ids.to(self.device), batch, cache.states, rows)
         for slot, length in zip(slots, lengths, strict=True):
             cache.lengths[slot] += length
         return logits
@@ -214,15 +215,15 @@ class Model:
         """Every tensor, in the order of the stack. A table that is both embedding and head is there once."""
         found = []
         for bound in self._bound.values():
-            value, slot = bound.weight(), bound.source.slot
-            packed = isinstance(value, PackedTensor)
-            scheme = (value.scheme or value.element) if isinstance(value, PackedTensor) else _DENSE_NAMES[value.dtype]
-            found.append(TensorReport(slot.module, scheme, packed, slot.packable, slot.shape, bound.weight.nbytes))
+            weight, slot = bound.weight, bound.source.slot
+            value, dtype = weight(), weight.dtype
+            scheme = _DENSE_NAMES[dtype] if dtype is not None else value.scheme or value.element  # type: ignore[union-attr]
+            found.append(TensorReport(slot.module, scheme, weight.packed, slot.packable, slot.shape, weight.nbytes))
         return found
 
     def packed_tensors(self) -> dict[str, PackedTensor]:
-        """The packed tensors by name."""
-        values = {bound.source.slot.module: bound.weight() for bound in self._bound.values()}
+        """The packed tensors by name, in the layouts that files use."""
+        values = {b.source.slot.module: b.weight.stored() for b in self._bound.values() if b.weight.packed}
         return {name: value for name, value in values.items() if isinstance(value, PackedTensor)}
 
     def plan(self, name: str, tokens: int = 1) -> Plan:

@@ -17,6 +17,7 @@ from narrowgate.io import packed
 from narrowgate.io.checkpoint import SINGLE
 from narrowgate.io.folder import ModelFolder
 from narrowgate.io.writer import TensorWriter, new_folder, write_json
+from narrowgate.nn.weight import Weight
 from narrowgate.packing import PackedTensor
 
 if TYPE_CHECKING:
@@ -63,18 +64,21 @@ def save(path: str | Path, folder: ModelFolder, bound: Sequence[Bound], default_
     """A loaded model, in the layouts that files use."""
 
     def piece(item: Bound) -> Piece:
-        value = item.weight()
-        like = canonical(value) if isinstance(value, PackedTensor) else value
-        return Piece(item.source, like, lambda: like)
+        def make() -> PackedTensor | Tensor:
+            return item.weight.stored().to("cpu")
+
+        return Piece(item.source, _like(item.weight, item.source.slot.shape), make)
 
     write_checkpoint(path, folder, [piece(item) for item in bound], default_scheme)
 
 
-def canonical(w: PackedTensor) -> PackedTensor:
-    """`w` in its scheme's own layout, scales in rows: a device's layout never reaches a file."""
-    plain = "words@1" if element(w.element).bits in (2, 4, 8, 16, 32) else "bytes@1"
-    name = plain if w.scheme is None else scheme(w.scheme).layout
-    return w.with_layout(name, scales="rows@1").to("cpu")
+def _like(weight: Weight, shape: tuple[int, ...]) -> PackedTensor | Tensor:
+    """What `weight.stored()` will give, without making it where that can be known."""
+    if weight.dtype is not None:
+        return torch.empty(shape, dtype=weight.dtype, device="meta")
+    value = weight()
+    assert isinstance(value, PackedTensor)
+    return weight.stored() if value.scheme is None else packed_like(shape, value.scheme)
 
 
 def _config(raw: dict[str, Any], described: dict[str, Any], default_scheme: str | None) -> dict[str, Any]:

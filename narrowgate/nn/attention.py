@@ -7,13 +7,15 @@ of a long prompt never need more than a fixed amount of memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from narrowgate.nn.apart import apart
 from narrowgate.nn.batch import Ragged, rotate
 from narrowgate.nn.gating import sigmoid
-from narrowgate.nn.linear import PackedLinear
+from narrowgate.nn.linear import PackedLinear, Projections
 from narrowgate.nn.norm import RMSNorm
 from narrowgate.nn.state import KeyValues, Mixer
 
@@ -38,7 +40,7 @@ class GatedAttention(Mixer):
     ) -> None:  # fmt: skip
         super().__init__()
         self.shape = shape
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = q_proj, k_proj, v_proj, o_proj
+        self.qkv, self.o_proj = Projections(q_proj, k_proj, v_proj), o_proj
         self.q_norm, self.k_norm = q_norm, k_norm
 
     def new_state(self, slots: int, dtype: torch.dtype, device: torch.device) -> KeyValues:
@@ -46,19 +48,24 @@ class GatedAttention(Mixer):
 
     def forward(self, x: Tensor, batch: Ragged, state: KeyValues) -> Tensor:
         s, tokens = self.shape, x.shape[0]
-        q, gate = self.q_proj(x).view(tokens, s.heads, 2 * s.dim).chunk(2, dim=-1)
-        k = self.k_norm(self.k_proj(x).view(tokens, s.kv_heads, s.dim))
-        v = self.v_proj(x).view(tokens, s.kv_heads, s.dim)
-        q = rotate(self.q_norm(q).float(), batch.cos, batch.sin)
-        k = rotate(k.float(), batch.cos, batch.sin).to(x.dtype)
-        y = torch.empty(tokens, s.heads, s.dim, dtype=torch.float32, device=x.device)
+        mixed, k, v = self.qkv.apart(x)
+        q, gate = mixed.view(tokens, s.heads, 2 * s.dim).chunk(2, dim=-1)
+        k = self.k_norm(k.view(tokens, s.kv_heads, s.dim))
+        read = partial(self._read, batch, state)
+        y = apart(read, self.q_norm(q), gate, k, v.view(tokens, s.kv_heads, s.dim))
+        return self.o_proj(y.view(tokens, s.heads * s.dim))
+
+    def _read(self, batch: Ragged, state: KeyValues, q: Tensor, gate: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Rotate, remember, attend, gate: [T, heads, dim] in the dtype of k."""
+        q, dtype = rotate(q.float(), batch.cos, batch.sin), k.dtype
+        k = rotate(k.float(), batch.cos, batch.sin).to(dtype)
+        y = torch.empty(q.shape, dtype=torch.float32, device=q.device)
         for start, length, slot in zip(batch.starts, batch.lengths, batch.slots, strict=True):
             rows = slice(start, start + length)
             if length:
                 keys, values = state.append(slot, k[rows], v[rows])
                 attend(q[rows], keys, values, y[rows])
-        y = (y * sigmoid(gate)).to(x.dtype)
-        return self.o_proj(y.reshape(tokens, s.heads * s.dim))
+        return (y * sigmoid(gate)).to(dtype)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:

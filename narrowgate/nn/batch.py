@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass
 class Ragged:
     """`lengths[i]` new tokens of the sequence in cache slot `slots[i]`, which has seen `past[i]` tokens before.
 
     cu_seqlens int32 [n + 1] and state_indices int32 [n] say the same to the operators; cos and sin [T, 1, rotary/2],
-    float32, are the rotary angles of the T = sum(lengths) new tokens.
+    float32, are the rotary angles of the T = sum(lengths) new tokens. A recorded step has one of these and refills it.
     """
 
     lengths: tuple[int, ...]

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from narrowgate.nn.batch import Ragged
-from narrowgate.nn.linear import PackedEmbedding, PackedLinear
+from narrowgate.nn.linear import PackedEmbedding, PackedExperts, PackedLinear, Projections
 from narrowgate.nn.norm import RMSNorm
 from narrowgate.nn.state import LayerState, Mixer
+from narrowgate.ops.host import missing
 
 
 class Layer(nn.Module):
-    """x + mixer(norm(x)), then x + mlp(norm(x)). `mixer` is a GatedDeltaNet or a GatedAttention."""
+    """x += mixer(norm(x)), then x += mlp(norm(x)), in place. `mixer` is a GatedDeltaNet or a GatedAttention."""
 
     mixer: Mixer
 
@@ -23,8 +24,9 @@ class Layer(nn.Module):
         self.mixer, self.mlp, self.before, self.between = mixer, mlp, before, between
 
     def forward(self, x: Tensor, batch: Ragged, state: LayerState) -> Tensor:
-        x = x + self.mixer(self.before(x), batch, state)
-        return x + self.mlp(self.between(x))
+        x += self.mixer(self.before(x), batch, state)
+        x += self.mlp(self.between(x))
+        return x
 
 
 class Decoder(nn.Module):
@@ -37,6 +39,17 @@ class Decoder(nn.Module):
         self.embed, self.layers, self.norm, self.head = embed, nn.ModuleList(layers), norm, head
         self.frequencies = frequencies
         self._mixers = tuple(layer.mixer for layer in layers)
+
+    def prepare(self) -> None:
+        """Hold every matrix as the device's products read it, and projections of one input in one piece, where there is a gain."""
+        if missing():
+            return
+        for module in self.modules():
+            if isinstance(module, (PackedLinear, PackedExperts)):
+                module.weight.prepare()
+        for module in list(self.modules()):
+            if isinstance(module, Projections):
+                module.join()
 
     def new_states(self, slots: int, dtype: torch.dtype, device: torch.device) -> list[LayerState]:
         """One state a layer, empty."""

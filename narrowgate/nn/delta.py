@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from narrowgate import ops
 from narrowgate.nn.batch import Ragged
-from narrowgate.nn.linear import PackedLinear
+from narrowgate.nn.linear import PackedLinear, Projections
 from narrowgate.nn.state import DeltaState, Mixer
 from narrowgate.nn.weight import Weight
 
@@ -47,10 +47,12 @@ class SplitProjection(nn.Module):
 
     def __init__(self, qkv: PackedLinear, z: PackedLinear, b: PackedLinear, a: PackedLinear) -> None:
         super().__init__()
-        self.qkv, self.z, self.b, self.a = qkv, z, b, a
+        self.qkvz, self.ba = Projections(qkv, z), Projections(b, a)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self.qkv(x), self.z(x), self.b(x), self.a(x)
+        mixed, z = self.qkvz.apart(x)
+        b, a = self.ba.apart(x)
+        return mixed, z, b, a
 
 
 class GroupedProjection(nn.Module):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from narrowgate import ops
 from narrowgate.nn.weight import Weight
+from narrowgate.packing import PackedTensor
+from narrowgate.packing.join import join_rows
 
 
 class PackedLinear(nn.Module):
@@ -18,9 +22,48 @@ class PackedLinear(nn.Module):
         self.bias = bias
         self.batch_invariant = batch_invariant
 
+    @property
+    def rows(self) -> int:
+        """How many outputs."""
+        return self.weight().shape[0]
+
     def forward(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         bias = None if self.bias is None else self.bias.dense()
         return ops.linear(x, self.weight(), bias, out_dtype=out_dtype, batch_invariant=self.batch_invariant)
+
+
+class Projections(nn.Module):
+    """Several linear layers of one input: one product where `join` found that their weights fit under one another."""
+
+    def __init__(self, *parts: PackedLinear) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self.whole: PackedLinear | None = None
+
+    def join(self) -> None:
+        """Store the (prepared) weights in one piece of memory, of which each is then a view."""
+        layers: list[PackedLinear] = list(self.parts)  # type: ignore[arg-type]
+        values = [layer.weight() for layer in layers]
+        packed = [v for v in values if isinstance(v, PackedTensor)]
+        found = join_rows(packed) if len(packed) == len(values) else None
+        biases = [layer.bias for layer in layers if layer.bias is not None]
+        if found is None or len(biases) not in (0, len(layers)):
+            return
+        whole, views = found
+        for layer, view in zip(layers, views, strict=True):
+            layer.weight.share(view)
+        bias = Weight(torch.cat([b.dense() for b in biases])) if biases else None
+        self.whole = PackedLinear(Weight(whole), bias, batch_invariant=layers[0].batch_invariant)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The outputs of the parts side by side, [..., sum of their rows]."""
+        return torch.cat([part(x) for part in self.parts], dim=-1) if self.whole is None else self.whole(x)
+
+    def apart(self, x: Tensor) -> Sequence[Tensor]:
+        """The outputs of the parts; rows may be strided."""
+        if self.whole is None:
+            return [part(x) for part in self.parts]
+        return self.whole(x).split([part.rows for part in self.parts], dim=-1)
 
 
 class PackedExperts(nn.Module):

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from narrowgate import ops
+from narrowgate.nn.apart import apart
 from narrowgate.nn.gating import sigmoid
-from narrowgate.nn.linear import PackedExperts, PackedLinear
+from narrowgate.nn.linear import PackedExperts, PackedLinear, Projections
 
 
 def gated(gate_up: Tensor) -> Tensor:
@@ -20,10 +21,10 @@ class MLP(nn.Module):
 
     def __init__(self, gate_proj: PackedLinear, up_proj: PackedLinear, down_proj: PackedLinear) -> None:
         super().__init__()
-        self.gate_proj, self.up_proj, self.down_proj = gate_proj, up_proj, down_proj
+        self.gate_up, self.down_proj = Projections(gate_proj, up_proj), down_proj
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(gated(torch.cat([self.gate_proj(x), self.up_proj(x)], dim=-1)))
+        return self.down_proj(gated(self.gate_up(x)))
 
 
 class MoE(nn.Module):
@@ -42,6 +43,9 @@ class MoE(nn.Module):
         self.top_k, self.normalise = top_k, normalise
 
     def forward(self, x: Tensor) -> Tensor:
+        return apart(self._mix, x)
+
+    def _mix(self, x: Tensor) -> Tensor:
         logits = self.router(x, out_dtype=torch.float32)
         weights, experts = route(logits, self.top_k, self.normalise)
         order = experts.reshape(-1).argsort(stable=True)

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ LOG = logging.getLogger("narrowgate")
 SPECIALISATIONS: dict[str, float] = {}  # every kernel that this process has compiled or loaded: name -> seconds it took
 COMPILED: list[str] = []  # those of them that were compiled, not found in the cache
 on_compile: list[Callable[[str], None]] = []  # called with a line of text before a compilation
+tape: ContextVar[list[Any] | None] = ContextVar("narrowgate_tape", default=None)  # takes (entry point, arguments) of each call
 
 
 def cache_directory() -> Path:
@@ -130,4 +132,12 @@ def compiled(function: Callable[..., Any], signature: tuple[types.Type, ...], wh
     dispatcher._cache = _Store(function, folder)
     dispatcher.compile(signature)
     SPECIALISATIONS[name] = time.perf_counter() - start
-    return dispatcher.overloads[signature].entry_point
+    entry = dispatcher.overloads[signature].entry_point
+
+    def call(*arguments: Any) -> Any:
+        calls = tape.get()
+        if calls is not None:
+            calls.append((entry, arguments))
+        return entry(*arguments)
+
+    return call

@@ -71,15 +71,16 @@ def gates_after_all_queries(monkeypatch):
     right = GatedAttention.forward
 
     def wrong(self, x, batch, state):
-        project, s = self.q_proj, self.shape
+        project, s = self.qkv, self.shape
 
         def halves(x):
-            q, gate = project(x).chunk(2, dim=-1)
-            return torch.stack([t.unflatten(-1, (s.heads, s.dim)) for t in (q, gate)], dim=-2).flatten(1)
+            mixed, k, v = project.apart(x)
+            q, gate = mixed.chunk(2, dim=-1)
+            return torch.stack([t.unflatten(-1, (s.heads, s.dim)) for t in (q, gate)], dim=-2).flatten(1), k, v
 
         with monkeypatch.context() as m:
-            m.setitem(self._modules, "q_proj", torch.nn.Module())
-            m.setattr(self._modules["q_proj"], "forward", halves, raising=False)
+            m.setitem(self._modules, "qkv", torch.nn.Module())
+            m.setattr(self._modules["qkv"], "apart", halves, raising=False)
             return right(self, x, batch, state)
 
     monkeypatch.setattr(GatedAttention, "forward", wrong)

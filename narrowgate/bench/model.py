@@ -59,7 +59,7 @@ def random_model(
     decoder.frequencies = decoder.frequencies.to(target)
     if target.type == "cpu":
         decoder.prepare()
-    folder: Any = SimpleNamespace(path=Path(name), config=raw, tokenizer=None, generation_config={})
+    folder: Any = SimpleNamespace(path=Path(name), config=raw, tokenizer=None, eos_ids=frozenset())
     return Model(folder, config, decoder, bound, SchemeChoice(scheme), dtype, target, ())
 
 

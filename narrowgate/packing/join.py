@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from narrowgate.packing.lanes import LANES
+from narrowgate.packing.pages import on_large_pages
 from narrowgate.packing.scale import Scale
 from narrowgate.packing.tensor import PackedTensor
 
@@ -41,7 +42,11 @@ def join_rows(parts: Sequence[PackedTensor]) -> tuple[PackedTensor, list[PackedT
             scales.append(Scale(data, level[0].element, (1, first.shape[1])))
     zero = None if first.zero_points is None else replace(first.zero_points, block=(rows, first.shape[1]))
     whole = replace(
-        first, data=torch.cat([p.data for p in parts]), shape=(rows, first.shape[1]), scales=tuple(scales), zero_points=zero
+        first,
+        data=on_large_pages(torch.cat([p.data for p in parts])),
+        shape=(rows, first.shape[1]),
+        scales=tuple(scales),
+        zero_points=zero,
     )
     views, start = [], 0
     for part in parts:

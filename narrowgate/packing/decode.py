@@ -17,10 +17,20 @@ from torch import Tensor
 from narrowgate.errors import InputError
 from narrowgate.formats import element
 from narrowgate.packing.layout import row_count
+from narrowgate.packing.operand import DENSE, parse
 from narrowgate.packing.registry import layout
 from narrowgate.packing.scale import Scale
 from narrowgate.packing.tensor import PackedTensor
 from narrowgate.packing.words import look_up_nibbles
+
+RUNS = ("words@1", "fp6_bytes@1", "rows@1", "bytes@1", "lanes16@1")
+"""The layouts whose rows decode_cpu.py reads: runs of bits, codes a byte apart, words apart. Any other is decoded here."""
+
+
+def rows_refusal(described: str) -> tuple[str, ...]:
+    """Why the CPU's kernel cannot read rows of an operand of this description; empty where it can."""
+    where = RUNS[0] if described == DENSE else parse(described)["layout"]
+    return () if where in RUNS else (f"rows of the layout {where}",)
 
 
 def decode(w: PackedTensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from narrowgate.formats import element
 from narrowgate.packing import decode_cpu, fields_cpu
-from narrowgate.packing.decode import decode_table, scale_rows
+from narrowgate.packing.decode import RUNS, decode_table, scale_rows
 from narrowgate.packing.layout import row_count
 from narrowgate.packing.scale import Scale
 from narrowgate.packing.tensor import PackedTensor
@@ -32,12 +32,13 @@ _STREAM = 16 << 20  # bytes of a result that is not kept in the caches
 
 
 def decode_into(w: PackedTensor, out: Tensor, *, first: int = 0, ids: Tensor | None = None, positive: bool = False) -> None:
-    """out [n, K] = the values of rows first .. first + n, or of rows `ids` (int64 [n], checked by the caller).
+    """out [n, K] = the values of rows first .. first + n, or of rows `ids` (int64 [n], checked by the caller); w is in one of RUNS.
 
     out: float32, bfloat16 or float16, rows contiguous. `positive` adds +0.0 to every value. Rows are the leading axes of w
     taken together. Bit for bit `decode_rows` and `gather_rows`, rounded once to out's dtype.
     """
     (n, width), kind = out.shape, element(w.element)
+    assert w.layout in RUNS, w.layout
     if n == 0 or width == 0:
         return
     rows: slice | Tensor = slice(first, first + n) if ids is None else ids

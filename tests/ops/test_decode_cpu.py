@@ -1,13 +1,18 @@
 """dequantize and embedding on the CPU, bit for bit decode.py: every scheme, layout and level, odd sizes, nothing written beside."""
 
+import warnings
+from functools import partial
+
 import pytest
 import torch
 
 import narrowgate as ng
 from narrowgate.conformance.guards import guard
+from narrowgate.errors import FallbackWarning
 from narrowgate.formats.elements import elements
 from narrowgate.packing import Scale, decode, flatten
-from narrowgate.packing.registry import layout, layouts
+from narrowgate.packing.decode import RUNS
+from narrowgate.packing.registry import SCALE_LAYOUTS, layout, layouts
 
 pytest.importorskip("numba")
 
@@ -37,7 +42,7 @@ def test_every_code_of_every_element_in_every_layout(name):
     for n, k in SHAPES:
         codes = (torch.arange(n * k, dtype=torch.int64).view(n, k) * 40503 + 7) & ((1 << bits) - 1)
         for where in layouts():
-            if where in ("swizzle_128x4@1", "lanes16_units@1") or layout(where).refusal((n, k), bits):
+            if where not in RUNS or layout(where).refusal((n, k), bits):
                 continue
             if bits == 32:
                 codes = codes.to(torch.int32)
@@ -94,3 +99,20 @@ def test_stacks_empty_tensors_and_outputs_with_gaps():
     torch.ops.narrowgate.embedding.out(ids, *flatten(w), impl="cpu", out=spot.tensor)
     assert same(spot.tensor.contiguous(), decode(w)[ids] + 0.0)
     assert not spot.broken()
+
+
+def test_a_layout_that_the_kernel_does_not_know_is_refused_and_decoded_by_the_reference():
+    unknown = [where for where in layouts() if where not in RUNS and not layout(where).refusal((20, 70), 8)]
+    assert "planes16@1" in unknown
+    codes = torch.arange(20 * 70).view(20, 70) % 256
+    for where in unknown:
+        if where in SCALE_LAYOUTS:
+            continue
+        w = ng.pack(codes, "int8", layout=where)
+        for call in (partial(ng.ops.dequantize, w), partial(ng.embedding, torch.arange(20), w)):
+            with pytest.raises(ng.UnsupportedError, match=f"rows of the layout {where}"):
+                call(impl="cpu")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FallbackWarning)
+                assert torch.equal(call(), decode(w))
+        assert torch.equal(ng.linear(torch.eye(70), w, impl="cpu"), decode(w).T)

@@ -10,6 +10,7 @@ from narrowgate.errors import InputError
 from narrowgate.ops import checks
 from narrowgate.ops.host import host_kernel
 from narrowgate.packing import PackedTensor, flatten, operand_shape
+from narrowgate.packing.decode import rows_refusal
 
 
 def _check(w: list[Tensor], w_format: str, *, dtype: torch.dtype | None = None) -> None:
@@ -49,4 +50,8 @@ def dequantize(
     return _dequantize(*flatten(w), dtype=dtype, out=out, impl=impl)
 
 
-_dequantize.add(host_kernel("narrowgate.ops.dequantize.cpu:dequantize"))
+def _refuse(w: list[Tensor], w_format: str, *, dtype: torch.dtype | None = None) -> tuple[str, ...]:
+    return rows_refusal(w_format)
+
+
+_dequantize.add(host_kernel("narrowgate.ops.dequantize.cpu:dequantize", refuse=_refuse))

@@ -12,6 +12,7 @@ from narrowgate.errors import InputError
 from narrowgate.ops import checks
 from narrowgate.ops.host import host_kernel
 from narrowgate.packing import Operand, flatten, operand_shape
+from narrowgate.packing.decode import rows_refusal
 
 
 def _check(ids: Tensor, table: list[Tensor], table_format: str, *, dtype: torch.dtype | None = None) -> None:
@@ -72,4 +73,8 @@ def embedding(
     return _embedding(ids, *flatten(table), dtype=dtype, out=out, impl=impl)
 
 
-_embedding.add(host_kernel("narrowgate.ops.embedding.cpu:embedding"))
+def _refuse(ids: Tensor, table: list[Tensor], table_format: str, *, dtype: torch.dtype | None = None) -> tuple[str, ...]:
+    return rows_refusal(table_format)
+
+
+_embedding.add(host_kernel("narrowgate.ops.embedding.cpu:embedding", refuse=_refuse))

@@ -22,6 +22,7 @@ from narrowgate.ops.linear.integer import integer_weight
 from narrowgate.ops.linear.prepare import prepare
 from narrowgate.ops.linear.reading import Weight, read_weight, reading
 from narrowgate.packing import Operand, PackedTensor, decode_rows, flatten, unflatten
+from narrowgate.packing.decode import RUNS
 
 LOG = logging.getLogger("narrowgate")
 TILE = 8 << 20  # bytes of decoded weight at a time: they stay in the caches between decoding and product
@@ -80,7 +81,7 @@ def _decode(w: Operand, start: int, into: Tensor) -> None:
     stop = start + into.shape[0]
     if isinstance(w, Tensor):
         into.copy_(w[start:stop])
-    elif kernels()[0] is not None:
+    elif kernels()[0] is not None and w.layout in RUNS:
         from narrowgate.packing.decode_run_cpu import decode_into
 
         decode_into(w, into, first=start)

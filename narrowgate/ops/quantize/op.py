@@ -95,6 +95,7 @@ def quantize(
     number, one number a row, "per_row" (amax of the row / 2688), or None (amax of the tensor / 2688). layout: of the codes.
     q = nearest element to f32(x / s), s as stored. Any K is legal; the last block is short. x is not changed.
     Raises InputError: a wrong dtype, non-finite values (count and first index), an unknown name, a K that the scheme refuses.
+    Inside a captured CUDA stream no value is looked at: an infinity saturates, a NaN makes its block NaN (non_finite.py).
     Source: SPEC A39, A40, B19-B23.
 
     >>> w = quantize(torch.tensor([[0.0, 0.5, -3.0, 6.0]]), "mxfp4")

@@ -119,9 +119,10 @@ def encode_rows(
         return
     bits = record.value_element.bits
     store = _store(layout, bits, width)
-    data = (
-        out[0] if store != "bytes" or layout == "bytes@1" else torch.empty(count, width, dtype=torch.uint8, device=rows.device)
-    )
+    direct = store != "bytes" or layout == "bytes@1" or (layout == "words@1" and bits == 8)
+    data = out[0] if direct else torch.empty(count, width, dtype=torch.uint8, device=rows.device)
+    if direct and rows.numel() * bits % 32:
+        out[0].view(-1)[-1:].zero_()  # what fills the last word up
     fixed = constants(record.name, rule)
     given = flag if flag is not None else data  # a pointer that is not used
     if record.scales[0].span == ROW:
@@ -148,8 +149,8 @@ def encode_rows(
 
 
 def _store(layout: str, bits: int, width: int) -> str:
-    """How a tile's codes go to memory: whole words of the layout, or bytes."""
-    if layout == "words@1" and width * bits % 32 == 0:
+    """How a tile's codes go to memory: whole words of the layout, or bytes (which 8-bit words are, wherever a row starts)."""
+    if layout == "words@1" and bits < 8 and width * bits % 32 == 0:
         return "words"
     return "triples" if layout == "fp6_bytes@1" and width % 16 == 0 else "bytes"
 

@@ -133,13 +133,14 @@ def blocks_kernel(
     left = tl.where(counted[:, None], cols - group[None, :] * B, 0)  # values of the row from this block on
     lane = tl.arange(0, B)
     v = gpu_math.widen(tl.load(first[:, :, None] + lane, mask=lane < left[:, :, None], other=0.0))
-    nan = v != v
+    most = tl.max(gpu_encode.to_bits(v) & 0x7FFFFFFF, axis=2)  # as bits, which order like magnitudes and keep a NaN on top
     if RAISES:
-        broken = tl.max(tl.max(tl.max((tl.abs(v) < float("inf")).to(tl.int32) ^ 1, axis=2), axis=1), axis=0)
+        broken = tl.max(tl.max((most >= gpu_decode.INFINITY).to(tl.int32), axis=1), axis=0)
         tl.atomic_max(flag, broken, mask=broken > 0)
+        amax = gpu_decode.from_bits(most)
     else:
-        v = tl.minimum(tl.maximum(tl.where(nan, 0.0, v), -gpu_encode.LARGEST), gpu_encode.LARGEST)
-    amax = tl.max(tl.abs(v), axis=2)
+        amax = tl.minimum(gpu_decode.from_bits(tl.minimum(most, gpu_decode.INFINITY)), gpu_encode.LARGEST)
+        clean = tl.minimum(tl.maximum(v, -gpu_encode.LARGEST), gpu_encode.LARGEST)  # what a NaN becomes does not matter
     factor = tl.load(outer + row * outer_step, mask=counted, other=1.0)[:, None] + tl.zeros_like(amax)
     if S.method == "microscaling":
         if S.rule == "mse":
@@ -148,16 +149,18 @@ def blocks_kernel(
             code = gpu_encode.scale_byte(amax, S.rule, S.mantissa, S.emax, S.maximum)
         meets = gpu_encode.inverse_power(code)
     else:
-        code, meets = scale_codes(v, amax, factor, B, S)
-    codes = value_codes(v, meets[:, :, None] + tl.zeros_like(v), thresholds, S)
+        code, meets = scale_codes(v if RAISES else clean, amax, factor, B, S)
+    codes = value_codes(v if RAISES else clean, meets[:, :, None] + tl.zeros_like(v), thresholds, S)
     if RAISES:
         if S.half:
             over = tl.max(tl.max(((code & 0x7FFF) == 0x7C00).to(tl.int32), axis=1), axis=0)
             tl.atomic_max(flag, over, mask=over > 0)
     else:
-        marked = tl.max(nan.to(tl.int32), axis=2) > 0
+        marked = most > gpu_decode.INFINITY
         code = tl.where(marked, S.nan_scale, code)
-        codes = tl.where(marked[:, :, None], tl.where(nan, S.nan_code, 0).to(tl.uint32), codes)
+        codes = codes & tl.where(marked, 0, 0xFFFFFFFF).to(tl.uint32)[:, :, None]
+        if S.nan_code > 0:
+            codes = tl.where(v != v, S.nan_code, codes)
     store_codes(data, codes, row, group, counted, cols, B, S.bits, STORE)
     tl.store(
         scales + row[:, None] * groups + group[None, :], code.to(scales.dtype.element_ty),

@@ -43,22 +43,26 @@ def _activated(at, mask, half, ACTIVATION: tl.constexpr):
 @triton.jit
 def _block_codes(v, gs, BITS: tl.constexpr, MANTISSA: tl.constexpr, BIAS: tl.constexpr, MAX: tl.constexpr, BF16: tl.constexpr):
     """Codes [R, B, 32] and bytes [R, B] of values under the global scale gs (SPEC B20-B22, B26); NaN marks its block."""
+    most = tl.max(gpu_encode.to_bits(v) & 0x7FFFFFFF, axis=2)  # as bits, which order like magnitudes and keep a NaN on top
+    amax = tl.minimum(gpu_decode.from_bits(tl.minimum(most, gpu_decode.INFINITY)), gpu_encode.LARGEST)
     nan = v != v
-    v = tl.minimum(tl.maximum(tl.where(nan, 0.0, v), -gpu_encode.LARGEST), gpu_encode.LARGEST)
-    scaled_amax = gpu_math.mul_rn(tl.max(tl.abs(v), axis=2), gs)
+    v = tl.minimum(tl.maximum(v, -gpu_encode.LARGEST), gpu_encode.LARGEST)  # what a NaN becomes does not matter
+    scaled_amax = gpu_math.mul_rn(amax, gs)
     byte = gpu_encode.ceil_ratio(tl.where(scaled_amax > FLOAT_MAX, FLOAT_MAX, scaled_amax), MAX)
     power = gpu_decode.from_bits(tl.where(byte < 254, 254 - byte, 0) << 23)
     multiplier = gpu_math.mul_rn(tl.where(byte == 0, 0.0, power), gs)
-    scaled = gpu_math.mul_rn(v, multiplier[:, :, None] + tl.zeros_like(v))
-    steps = gpu_math.mul_rn(gpu_math.mul_rn(v, gs + tl.zeros_like(v)), power[:, :, None] + tl.zeros_like(v))
-    scaled = tl.where((tl.abs(multiplier) == float("inf"))[:, :, None], steps, scaled)  # gs is huge and the block tiny
+    whole = tl.abs(multiplier) < float("inf")
+    first = tl.where(whole, multiplier, gs)  # where gs is huge and the block tiny, the same product in two finite steps
+    second = tl.where(whole, 1.0, power)
+    scaled = gpu_math.mul_rn(gpu_math.mul_rn(v, first[:, :, None]), second[:, :, None])
     if BF16:
         scaled = gpu_math.through(scaled, tl.bfloat16)
     codes = gpu_encode.encode_float(scaled, BITS, MANTISSA, BIAS, MAX)
-    codes = tl.where((multiplier == 0.0)[:, :, None], 0, codes)
-    byte = tl.where(tl.max(nan.to(tl.int32), axis=2) > 0, 255, byte)
-    kept = tl.where(nan, 0x7F if BITS == 8 else 0, 0).to(tl.uint32)
-    return tl.where((byte == 255)[:, :, None], kept, codes), byte
+    byte = tl.where(most > gpu_decode.INFINITY, 255, byte)
+    codes = codes & tl.where((multiplier == 0.0) | (byte == 255), 0, 0xFFFFFFFF).to(tl.uint32)[:, :, None]
+    if BITS == 8:
+        codes = tl.where(nan, 0x7F, codes)
+    return codes, byte
 
 
 @triton.jit
@@ -90,9 +94,8 @@ def _kernel(
         tl.store(word + 1, second, mask=fits)
         tl.store(word + 2, third, mask=fits)
     else:
-        word = block[:, None] * 8 + tl.arange(0, 8)[None, :]
-        to = codes.to(tl.pointer_type(tl.uint32)) + (g * rows + row)[:, None, None] * (blocks * 8) + word[None, :, :]
-        tl.store(to, gpu_encode.pack_words(code, 8), mask=inside & (word < blocks * 8)[None, :, :])
+        to = codes + (g * rows + row)[:, None, None] * (blocks * 32) + col[None, :, :]
+        tl.store(to, code.to(tl.uint8), mask=inside & (col < blocks * 32)[None, :, :])
     line = (((row // 128)[:, None] * (padded_blocks // 4) + block[None, :] // 4) * 32 + (row % 32)[:, None]) * 4
     to = scales + g * (row_tiles * R) * padded_blocks + (line + (row % 128 // 32)[:, None]) * 4 + block[None, :] % 4
     tl.store(to, byte.to(tl.uint8), mask=(row >= 0)[:, None] & (block < padded_blocks)[None, :])

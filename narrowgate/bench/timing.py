@@ -106,7 +106,8 @@ def roofs(device: str = "cpu") -> dict[str, float]:
 def _gpu_roofs() -> dict[str, float]:
     x = torch.randn(1 << 30, device="cuda", dtype=torch.bfloat16)
     y = torch.empty_like(x)
-    copy = replayed([lambda: y.copy_(x)], least=3)
+    # Not copy_: in a graph that is a memcpy node, which an H200 does at 2.7 TB/s where a kernel reaches 4.07.
+    copy = replayed([lambda: torch.neg(x, out=y)], least=3)
     matrix, row = x.view(1 << 17, 1 << 13), x[: 8 << 13].view(8, 1 << 13)
     read = replayed([lambda: torch.mm(row, matrix.T)], least=3)  # the library's product of eight rows is a pure stream
     a, b = x[: 1 << 26].view(8192, 8192), x[1 << 26 : 2 << 26].view(8192, 8192)

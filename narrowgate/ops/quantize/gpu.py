@@ -26,8 +26,8 @@ from narrowgate.quantize import quantize as by_rule
 from narrowgate.quantize.arithmetic import divide
 from narrowgate.quantize.non_finite import NAN_CODE, nan_scale
 
-TILE = 4096  # values of a program
-WARPS = 4
+TILE = 1024  # values of a program
+WARPS = 2
 _SIGNED = {"signed_integer", "iq4_nl", "q4_0"}  # the scale takes the sign of the value of largest magnitude
 
 

@@ -20,8 +20,7 @@ from narrowgate.quantize import quantize_microscaling
 from narrowgate.tile import gpu_decode, gpu_encode, gpu_math, gpu_special
 
 BLOCKS = 4  # of a program: what one tile of swizzled scales has side by side
-ROWS = 32
-WARPS = 4
+TILES = {6: (16, 2), 8: (32, 4)}  # bits of a code: rows and warps of a program
 FLOAT_MAX = tl.constexpr(3.4028234663852886e38)
 
 
@@ -112,11 +111,12 @@ def quantize_grouped(
     padded_rows, padded_blocks = padded_extents(rows, blocks)
     if scales.numel() == 0:
         return
-    row_tiles, col_tiles = padded_rows // ROWS, triton.cdiv(padded_blocks, BLOCKS)
+    tile_rows, warps = TILES[kind.bits]
+    row_tiles, col_tiles = padded_rows // tile_rows, triton.cdiv(padded_blocks, BLOCKS)
     _kernel[(groups * row_tiles * col_tiles,)](
         x, row_counts, global_scale, codes, scales, rows, blocks, x.stride(0), x.stride(1), row_tiles, col_tiles, padded_blocks,
         int(global_scale.numel() > 1), ACTIVATION=activation or "", BITS=kind.bits, MANTISSA=kind.mantissa_bits, BIAS=kind.bias,
-        MAX=kind.max, BF16=bf16_round, R=ROWS, B=BLOCKS, num_warps=WARPS, enable_fp_fusion=False,
+        MAX=kind.max, BF16=bf16_round, R=tile_rows, B=BLOCKS, num_warps=warps, enable_fp_fusion=False,
     )  # fmt: skip
     if checks_values(x):
         _refuse_what_is_not_finite(x, row_counts, fmt, global_scale, activation, scales)

@@ -7,6 +7,7 @@ Also read here: indices (int32 or int64) and flags. Left out: strides along the 
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -116,3 +117,13 @@ def copy_bytes(to, source, count):
         simd.write_i32(to + i, simd.read_i32(source + i))
     for i in range(count // 4 * 4, count):
         simd.write_u8(to + i, simd.read_u8(source + i))
+
+
+@inline
+def clear_bytes(to, count):
+    """`count` bytes of zeros."""
+    whole = count // 64 * 64
+    for i in range(0, whole, 64):
+        simd.store_i32(to + i, simd.splat_i32(np.int32(0)))
+    for i in range(whole, count):
+        simd.write_u8(to + i, 0)

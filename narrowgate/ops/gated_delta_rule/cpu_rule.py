@@ -31,6 +31,7 @@ from narrowgate.simd.cpu_values import (
     FLOAT16,
     FLOAT32,
     NONE,
+    clear_bytes,
     load_first,
     read_index,
     read_value,
@@ -108,14 +109,6 @@ def inverse_norm(kind, source, n):
 
 
 @inline
-def zero_rows(to, stride, rows, bytes_a_row):
-    for r in range(rows):
-        for i in range(0, bytes_a_row, 2):
-            simd.write_u8(to + r * stride + i, 0)
-            simd.write_u8(to + r * stride + i + 1, 0)
-
-
-@inline
 def put(kind, to, count, outputs):
     """Outputs, rounded once."""
     for i in range(0, count, 16):
@@ -154,7 +147,8 @@ def task(index, mode, q, k, v, a, b, per_head, out, state, sizes, cu, indices, f
     inside = h * state[2] + first * state[3]
     source, stride = state[0] + slot * state[1] + inside, state[3]
     if flags[1] != NONE and read_index(flags[0], flags[1], i) == 0:
-        zero_rows(source, stride, rows, n * size_of(kind))
+        for r in range(rows):
+            clear_bytes(source + r * stride, n * size_of(kind))
     for t in range(start, end):
         at_q, at_k = q[0] + t * q[1] + key_head * q[2], k[0] + t * k[1] + key_head * k[2]
         if mode == PACKED:

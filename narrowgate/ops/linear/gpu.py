@@ -91,6 +91,8 @@ def slices(w: Operand, itemsize: int) -> list[tuple[int, int]]:
 def _part(w: Operand, start: int, stop: int, dtype: torch.dtype) -> Tensor:
     if not isinstance(w, PackedTensor):
         return w[start:stop]
+    if w.layout == "rows@1" and w.element == str(dtype).removeprefix("torch.") and not w.all_scales:
+        return w.data.view(dtype)[start:stop]  # stored as it is wanted
     form, _ = gpu_run.form(describe_operand(w))
     if form is not None and form.matrices == 1 and len(w.shape) == 2 and dtype != torch.float32:
         return gpu_run.unpack(form, w.tensors(), dtype, start, stop)
@@ -100,11 +102,11 @@ def _part(w: Operand, start: int, stop: int, dtype: torch.dtype) -> Tensor:
 def _vendor(x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """By the vendor's library, float32 sums; where it may split k it writes float32, and the rounding is ours."""
     if x.shape[0] * w.shape[0] >= _WAVE and out.dtype == x.dtype and (bias is None or bias.dtype == x.dtype):
-        y = torch.mm(x, w.T) if bias is None else torch.addmm(bias, x, w.T)
-    else:
-        y = torch.mm(x, w.T, out_dtype=torch.float32)
-        if bias is not None:
-            y += bias.float()
+        torch.mm(x, w.T, out=out) if bias is None else torch.addmm(bias, x, w.T, out=out)
+        return
+    y = torch.mm(x, w.T, out_dtype=torch.float32)
+    if bias is not None:
+        y += bias.float()
     out.copy_(y)
 
 

@@ -94,6 +94,12 @@ def _stored(scale_ptr, unit, I: tl.constexpr, row, N, blocks, PER_ROW: tl.conste
 
 
 @triton.jit
+def _less(v, zero_ptr, ZERO: tl.constexpr):
+    """Codes of up to four bits minus the zero point, a byte: whole numbers that 16-bit floats hold."""
+    return v - tl.load(zero_ptr).to(tl.float32).to(v.dtype) if ZERO else v
+
+
+@triton.jit
 def _one_of(a, b, c, d, I: tl.constexpr):
     if I < 2:
         return a if I == 0 else b
@@ -116,11 +122,11 @@ def _finish(acc, n, m, N, end, outer_ptr, bias_ptr, out_ptr, stride_om, stride_o
 
 @triton.jit(do_not_specialize=["M", "N", "K", "units", "blocks"])
 def packed_kernel(
-    x_ptr, w_ptr, scale_ptr, outer_ptr, bias_ptr, out_ptr, plan_ptr, M, N, K, units, blocks,
+    x_ptr, w_ptr, scale_ptr, zero_ptr, outer_ptr, bias_ptr, out_ptr, plan_ptr, M, N, K, units, blocks,
     stride_xm, stride_om, stride_on, matrix_w, matrix_s,
     A0: tl.constexpr, A1: tl.constexpr, A2: tl.constexpr, A3: tl.constexpr,  # gpu_place.place of each part
     ELEMENT: tl.constexpr, BITS: tl.constexpr, J: tl.constexpr, PARTS: tl.constexpr, PLANES: tl.constexpr,
-    SCALE: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr, OUTER: tl.constexpr, BIAS: tl.constexpr,
+    SCALE: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr, ZERO: tl.constexpr, OUTER: tl.constexpr, BIAS: tl.constexpr,
     DTYPE: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, WARPS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
     TAIL: tl.constexpr, GROUPED: tl.constexpr,
 ):  # fmt: skip
@@ -183,7 +189,7 @@ def packed_kernel(
                 own = b1
             if PLANES == 3 and p == 2:
                 own = b2
-            v = _part(own, b1, b2, A0, A1, A2, A3, ELEMENT, BITS, p, DTYPE)
+            v = _less(_part(own, b1, b2, A0, A1, A2, A3, ELEMENT, BITS, p, DTYPE), zero_ptr, ZERO)
             k = unit * U + p * J
             mask = x_mask & known[:, None, None]
             if TAIL:
@@ -211,10 +217,10 @@ def packed_kernel(
 
 @triton.jit(do_not_specialize=["M", "N", "K", "units", "blocks"])
 def wide_kernel(
-    x_ptr, w_ptr, scale_ptr, outer_ptr, bias_ptr, out_ptr, M, N, K, units, blocks, stride_xm, stride_om, stride_on,
+    x_ptr, w_ptr, scale_ptr, zero_ptr, outer_ptr, bias_ptr, out_ptr, M, N, K, units, blocks, stride_xm, stride_om, stride_on,
     A0: tl.constexpr, A1: tl.constexpr, A2: tl.constexpr, A3: tl.constexpr,
     ELEMENT: tl.constexpr, BITS: tl.constexpr, J: tl.constexpr, PARTS: tl.constexpr, PLANES: tl.constexpr,
-    SCALE: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr, OUTER: tl.constexpr, BIAS: tl.constexpr,
+    SCALE: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr, ZERO: tl.constexpr, OUTER: tl.constexpr, BIAS: tl.constexpr,
     DTYPE: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, SUMS: tl.constexpr, SPLITS: tl.constexpr,
     STAGES: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
@@ -257,7 +263,7 @@ def wide_kernel(
                 own = b1
             if PLANES == 3 and p == 2:
                 own = b2
-            v = _part(own, b1, b2, A0, A1, A2, A3, ELEMENT, BITS, p, DTYPE)
+            v = _less(_part(own, b1, b2, A0, A1, A2, A3, ELEMENT, BITS, p, DTYPE), zero_ptr, ZERO)
             k = unit * U + p * J
             x = tl.load(x_ptrs + k, mask=k + j[:, None] < K, other=0.0) if TAIL else tl.load(x_ptrs + k)
             if INTERPRETED:
@@ -285,10 +291,10 @@ def wide_kernel(
 
 @triton.jit(do_not_specialize=["first", "last", "N", "K", "units", "blocks"])
 def unpack_kernel(
-    w_ptr, scale_ptr, outer_ptr, out_ptr, first, last, N, K, units, blocks, stride_on,
+    w_ptr, scale_ptr, zero_ptr, outer_ptr, out_ptr, first, last, N, K, units, blocks, stride_on,
     A0: tl.constexpr, A1: tl.constexpr, A2: tl.constexpr, A3: tl.constexpr,
     ELEMENT: tl.constexpr, BITS: tl.constexpr, J: tl.constexpr, PARTS: tl.constexpr, PLANES: tl.constexpr,
-    SCALE: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr, OUTER: tl.constexpr,
+    SCALE: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr, ZERO: tl.constexpr, OUTER: tl.constexpr,
     DTYPE: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """out [last - first, K]: those rows of the weight decoded, float32 steps in the order of `dequantize`, rounded once."""
@@ -308,7 +314,7 @@ def unpack_kernel(
             own = b1
         if PLANES == 3 and p == 2:
             own = b2
-        v = _part(own, b1, b2, A0, A1, A2, A3, ELEMENT, BITS, p, DTYPE).to(tl.float32)
+        v = _less(_part(own, b1, b2, A0, A1, A2, A3, ELEMENT, BITS, p, DTYPE), zero_ptr, ZERO).to(tl.float32)
         k = unit * (PARTS * J) + p * J
         if SCALE != "":
             block = 0 if PER_ROW else tl.minimum(k // GROUP, blocks - 1).to(tl.int64)

@@ -37,6 +37,7 @@ class Form:
     per_row: bool
     scale: str  # element of the block scales, "" for none
     scale_index: int | None
+    zero_index: int | None
     outer_index: int | None
     outer_rows: bool
 
@@ -55,8 +56,10 @@ def form(described: str) -> tuple[Form | None, str]:
     except UnsupportedError as refusal:
         return None, str(refusal)
     record = parse(described)
-    if w.zero_index is not None or w.element not in PLACED:
-        return None, "zero points" if w.zero_index is not None else f"the element {w.element}"
+    if w.element not in PLACED:
+        return None, f"the element {w.element}"
+    if w.zero_index is not None and (record["zero_points"]["element"], record["zero_points"]["layout"]) != ("uint8", "rows@1"):
+        return None, "a zero point that is no byte"
     if not w.layout.startswith("planes") or w.scale_layout not in ("columns@1", ""):
         return None, f"{w.layout} codes and {w.scale_layout or 'no'} scales (ng.prepare gives what the kernels read in place)"
     part = int(w.layout.removeprefix("planes").removesuffix("@1"))
@@ -65,7 +68,7 @@ def form(described: str) -> tuple[Form | None, str]:
         return None, f"scale blocks of {w.block} values in parts of {part}"
     scale = "" if w.scale_index is None else record["scales"][w.scale_index - 1]["element"]
     return Form(
-        w.element, w.bits, w.n, w.k, w.matrices, part, w.block, w.blocks, per_row, scale, w.scale_index, w.outer_index,
+        w.element, w.bits, w.n, w.k, w.matrices, part, w.block, w.blocks, per_row, scale, w.scale_index, w.zero_index, w.outer_index,
         w.outer_rows,
     ), ""  # fmt: skip
 
@@ -114,7 +117,8 @@ def _format(f: Form, dtype: torch.dtype) -> tuple[list[str], dict[str, Any]]:
     asm = [place(f.element, min(p, parts - 1), _KIND[dtype]) for p in range(4)]
     return asm, {
         "ELEMENT": f.element, "BITS": f.bits, "J": f.part, "PARTS": parts, "PLANES": planes(f.bits), "SCALE": f.scale,
-        "GROUP": f.group, "PER_ROW": f.per_row, "OUTER": 0 if f.outer_index is None else 2 if f.outer_rows else 1,
+        "GROUP": f.group, "PER_ROW": f.per_row, "ZERO": f.zero_index is not None,
+        "OUTER": 0 if f.outer_index is None else 2 if f.outer_rows else 1,
         "DTYPE": _TL[dtype], "TAIL": f.k % (parts * f.part) != 0,
     }  # fmt: skip
 
@@ -138,7 +142,7 @@ def wide(f: Form, w: list[Tensor], x: Tensor, bias: Tensor | None, out: Tensor, 
     into = out if splits == 1 else torch.empty(splits, m, f.n, dtype=torch.float32, device=x.device)
     asm, form = _format(f, x.dtype)
     gpu_packed.wide_kernel[(-(-m // chosen.bm), -(-f.n // chosen.bn), splits)](
-        x, w[0], _stored(w, f.scale_index), _stored(w, f.outer_index), bias, into, m, f.n, f.k, f.units, f.blocks,
+        x, w[0], _stored(w, f.scale_index), _stored(w, f.zero_index), _stored(w, f.outer_index), bias, into, m, f.n, f.k, f.units, f.blocks,
         x.stride(0), into.stride(-2), into.stride(-1), *asm, **form, BIAS=bias is not None, BN=chosen.bn, BM=chosen.bm,
         SUMS=chosen.sums or sums(f, x.dtype), SPLITS=splits, STAGES=chosen.stages, num_warps=chosen.warps,
         enable_fp_fusion=True,
@@ -153,7 +157,7 @@ def unpack(f: Form, w: list[Tensor], dtype: torch.dtype, start: int, stop: int) 
     asm, form = _format(f, dtype)
     rows = 4096 // f.part
     gpu_packed.unpack_kernel[(f.units, -(-(stop - start) // rows))](
-        w[0], _stored(w, f.scale_index), _stored(w, f.outer_index), out, start, stop, f.n, f.k, f.units, f.blocks,
+        w[0], _stored(w, f.scale_index), _stored(w, f.zero_index), _stored(w, f.outer_index), out, start, stop, f.n, f.k, f.units, f.blocks,
         out.stride(0), *asm, **form, BN=rows, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     return out
@@ -176,7 +180,7 @@ def packed(
     tiles = -(-m // chosen.bm) if plan is None else plan.shape[0]
     asm, form = _format(f, x.dtype)
     gpu_packed.packed_kernel[(-(-f.n // chosen.bn), tiles, splits)](
-        x, w[0], _stored(w, f.scale_index), _stored(w, f.outer_index), bias, into, plan, m, f.n, f.k, f.units, f.blocks,
+        x, w[0], _stored(w, f.scale_index), _stored(w, f.zero_index), _stored(w, f.outer_index), bias, into, plan, m, f.n, f.k, f.units, f.blocks,
         x.stride(0), into.stride(-2), into.stride(-1), f.units * planes(f.bits) * f.n * f.part, f.blocks * f.n,
         *asm, **form, BIAS=bias is not None, BN=chosen.bn, BM=chosen.bm, WARPS=chosen.warps, SPLITS=splits,
         STAGES=chosen.stages, GROUPED=plan is not None, num_warps=chosen.warps, enable_fp_fusion=True,

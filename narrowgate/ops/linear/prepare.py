@@ -61,7 +61,7 @@ def for_gpu(w: PackedTensor) -> PackedTensor:
 
 def part_width(w: Weight) -> int:
     """The J of `planesJ@1` that suits a weight, 0 where the GPU's kernels do not take it."""
-    if w.element not in PLACED or w.zero_index is not None:
+    if w.element not in PLACED:
         return 0
     widest = 64 if w.bits in (4, 8) else 32
     if w.blocks <= 1:

@@ -15,7 +15,7 @@ PREPARED = """
     from narrowgate.ops.linear.prepare import for_gpu
     from narrowgate.packing import flatten
 
-    NAMES = ("int4_g128", "int4_g32", "int2_g32", "int8_channel", "q8_0", "nvfp4", "mxfp4", "mxfp6_e2m3", "mxfp6_e3m2",
+    NAMES = ("int4_g128", "int4_g32", "int2_g32", "int8_channel", "q8_0", "q4_0", "nvfp4", "mxfp4", "mxfp6_e2m3", "mxfp6_e3m2",
              "mxfp8_e4m3", "mxfp8_e5m2")
 
     def prepared(name, n, k):
@@ -40,24 +40,25 @@ CLOSE = """
         assert (y - want).norm() <= 1e-6 * want.norm(), name
 """
 WIDE = """
-    for name in ("mxfp6_e2m3", "nvfp4", "int8_channel"):
+    for name in ("mxfp6_e2m3", "nvfp4", "int8_channel", "q4_0"):
         w, tensors, form = prepared(name, 20, 160)
         x, y = torch.randn(5, 160).bfloat16(), torch.empty(5, 20)
         for dtype in (torch.bfloat16, torch.float16):
             assert torch.equal(gpu_run.unpack(form, tensors, dtype, 3, 20), w.dequantize(dtype)[3:]), name
-        for tile in (gpu_run.Tile(32, 16, 4, 2), gpu_run.Tile(32, 16, 4, 2, splits=3, sums=True)):
-            gpu_run.wide(form, tensors, x, None, y, tile)
-            exact = tile.sums or gpu_run.sums(form, x.dtype) or name == "nvfp4"
-            dense = w.dequantize(torch.float32 if exact else torch.bfloat16)
-            want = x.double() @ dense.double().T
-            assert (y - want).norm() <= 1e-6 * want.norm(), name
+        gpu_run.packed(form, tensors, x, None, y, gpu_run.Tile(32, 16, 4, 2, wide=True))
+        want = x.double() @ w.dequantize().double().T
+        assert (y - want).norm() <= 1e-6 * want.norm(), name
 """
 EXPERTS = """
     from narrowgate.ops.linear import gpu
 
     w = ng.quantize(torch.randn(5, 20, 72), "int4_g32")
     tensors, described = flatten(for_gpu(w))
+    from narrowgate.ops.linear import gpu_run
+
+    wide = gpu_run.Tile(32, 16, 4, 2, wide=True)
     for sizes in ([1, 0, 0, 2, 3], [9, 90, -3, 4, 5]):  # the last one is nonsense: clamped
+        gpu_run.grouped_tile = lambda *_, given=wide if sizes[0] == 1 else gpu_run.Tile(32, 8, 1, 2): given
         x, y = torch.randn(21, 72).bfloat16(), torch.full((21, 20), torch.nan)
         gpu.grouped_linear([x], "dense", tensors, described, torch.tensor(sizes), out=y)
         want, start = torch.zeros(21, 20, dtype=torch.float64), 0

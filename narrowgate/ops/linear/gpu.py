@@ -158,7 +158,7 @@ def linear(
     y = out if out.dim() == 2 else torch.empty(rows.shape[0], out.shape[-1], dtype=out.dtype, device=out.device)
     form, _ = in_place(w_format, rows.dtype, rows.shape[0], batch_invariant)
     if form is not None:
-        gpu_run.in_place(form, w, rows, bias, y, batch_invariant)
+        gpu_run.packed(form, w, rows, bias, y, gpu_run.tile(form, rows.shape[0], batch_invariant))
     else:
         _product(rows, unflatten(w, w_format), bias, y, batch_invariant)
     if y is not out:
@@ -241,14 +241,13 @@ def describe(
     if form is not None:
         pick = gpu_run.grouped_tile if op == "grouped_linear" else gpu_run.tile
         chosen = pick(form, prod(shape[:-1]), batch_invariant)
-        sums = batch_invariant or few <= gpu_run.FEW or chosen.sums or gpu_run.sums(form, dtype)
-        how = "float32 sums of a scale block times its scale" if sums else "weights times their scales rounded once to 16 bits"
         workspace = 0 if chosen.splits == 1 else chosen.splits * prod(shape[:-1]) * form.n * 4
         return {
             "layout": f"planes{form.part}@1", "tile": (chosen.bn, chosen.bm),
-            "reveals": "float32" if sums else str(dtype).removeprefix("torch."),
+            "reveals": "float32",
             "batch_invariant": batch_invariant, "workspace_bytes": workspace,
-            "contract": f"{input_scheme or 'exact'} activations; read in place, codes placed exactly into 16-bit operands; {how}",
+            "contract": f"{input_scheme or 'exact'} activations; read in place, codes placed exactly into 16-bit operands; "
+            "float32 sums of a scale block times its scale",
         }  # fmt: skip
     packed = "dense" not in (x_format, w_format) or w_format != "dense"
     vendor = op == "linear" and dtype != torch.float32 and not batch_invariant

@@ -80,10 +80,10 @@ class Tile:
     warps: int = 4
     stages: int = 4
     splits: int = 1
-    sums: bool = False  # wide_kernel: scales multiply partial sums where they could multiply weights
+    wide: bool = False  # wide_kernel instead of packed_kernel
 
 
-FEW, SOME = 32, 384  # rows of x up to which packed_kernel, then wide_kernel read a weight in place
+SOME = 64  # rows of x up to which a weight is read in place; beyond, decoding it once and the vendor's product are faster
 
 
 def tile(f: Form, m: int, batch_invariant: bool) -> Tile:
@@ -92,23 +92,18 @@ def tile(f: Form, m: int, batch_invariant: bool) -> Tile:
         return Tile(32, 16, 4, 2)
     if m <= 8:
         return Tile(32, 8, 2, 3)
-    if m <= 32:
-        return Tile(32, 16, 4, 2)
-    return Tile(128, 64, 8, 3, sums=True) if m <= 64 else Tile(128, 256, 8, 3)
+    return Tile(32, 16, 4, 2) if m <= 32 else Tile(128, 64, 8, 3, wide=True)
 
 
 def grouped_tile(f: Form, tokens: int, batch_invariant: bool) -> Tile:
     """The configuration of a grouped product: by the rows that an expert has on average."""
     rows = tokens / max(f.matrices, 1)
+    warps = (
+        4 if f.units >= 16 else 2 if f.units >= 8 else 1
+    )  # a warp has a few units at least, lest it wait for its first loads
     if batch_invariant or 4 < rows <= 24:
-        return Tile(32, 16, 4, 3, 1)
-    return Tile(32, 8, 4, 4, 1) if rows <= 4 else Tile(64, 32, 4, 3, 1)
-
-
-def sums(f: Form, dtype: torch.dtype) -> bool:
-    """Whether a product of many rows scales its partial sums: else the scale is exact in x's dtype, and the weight takes it."""
-    exact = {"float8_e4m3fn", "bfloat16" if dtype == torch.bfloat16 else "float16"}
-    return f.scale not in (exact | {"float8_e8m0fnu"} if dtype == torch.bfloat16 else exact)
+        return Tile(32, 16, warps, 3)
+    return Tile(32, 8, warps, 3) if rows <= 4 else Tile(128, 64, 8, 3, wide=True)
 
 
 def _format(f: Form, dtype: torch.dtype) -> tuple[list[str], dict[str, Any]]:
@@ -136,39 +131,16 @@ def _reduce(f: Form, w: list[Tensor], sums: Tensor, bias: Tensor | None, out: Te
     )  # fmt: skip
 
 
-def wide(f: Form, w: list[Tensor], x: Tensor, bias: Tensor | None, out: Tensor, chosen: Tile) -> None:
-    """out [M, N] = x [M, K] w^T + bias, for many rows."""
-    m, splits = x.shape[0], chosen.splits
-    into = out if splits == 1 else torch.empty(splits, m, f.n, dtype=torch.float32, device=x.device)
-    asm, form = _format(f, x.dtype)
-    gpu_packed.wide_kernel[(-(-m // chosen.bm), -(-f.n // chosen.bn), splits)](
-        x, w[0], _stored(w, f.scale_index), _stored(w, f.zero_index), _stored(w, f.outer_index), bias, into, m, f.n, f.k, f.units, f.blocks,
-        x.stride(0), into.stride(-2), into.stride(-1), *asm, **form, BIAS=bias is not None, BN=chosen.bn, BM=chosen.bm,
-        SUMS=chosen.sums or sums(f, x.dtype), SPLITS=splits, STAGES=chosen.stages, num_warps=chosen.warps,
-        enable_fp_fusion=True,
-    )  # fmt: skip
-    if splits > 1:
-        _reduce(f, w, into, bias, out)
-
-
 def unpack(f: Form, w: list[Tensor], dtype: torch.dtype, start: int, stop: int) -> Tensor:
     """Rows [start, stop) of the decoded weight [N, K], the bits of `dequantize`."""
     out = torch.empty(stop - start, f.k, dtype=dtype, device=w[0].device)
     asm, form = _format(f, dtype)
     rows = 4096 // f.part
     gpu_packed.unpack_kernel[(f.units, -(-(stop - start) // rows))](
-        w[0], _stored(w, f.scale_index), _stored(w, f.zero_index), _stored(w, f.outer_index), out, start, stop, f.n, f.k, f.units, f.blocks,
-        out.stride(0), *asm, **form, BN=rows, num_warps=4, enable_fp_fusion=False,
+        w[0], _stored(w, f.scale_index), _stored(w, f.zero_index), _stored(w, f.outer_index), out, start, stop,
+        f.n, f.k, f.units, f.blocks, out.stride(0), *asm, **form, BN=rows, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     return out
-
-
-def in_place(
-    f: Form, w: list[Tensor], x: Tensor, bias: Tensor | None, out: Tensor, batch_invariant: bool
-) -> None:  # fmt: skip
-    """out [M, N] = x [M, K] w^T + bias, each byte of the weight read where it is."""
-    chosen = tile(f, x.shape[0], batch_invariant)
-    (packed if batch_invariant or x.shape[0] <= FEW else wide)(f, w, x, bias, out, chosen)
 
 
 def packed(
@@ -177,13 +149,19 @@ def packed(
     """out [M, N] = x [M, K] w^T + bias; with `plan` (tiles of chosen.bm rows) each expert's rows by its own matrix."""
     m, splits = x.shape[0], 1 if plan is not None else chosen.splits
     into = out if splits == 1 else torch.empty(splits, m, f.n, dtype=torch.float32, device=x.device)
-    tiles = -(-m // chosen.bm) if plan is None else plan.shape[0]
+    tiles_n, tiles_m = -(-f.n // chosen.bn), -(-m // chosen.bm) if plan is None else plan.shape[0]
     asm, form = _format(f, x.dtype)
-    gpu_packed.packed_kernel[(-(-f.n // chosen.bn), tiles, splits)](
-        x, w[0], _stored(w, f.scale_index), _stored(w, f.zero_index), _stored(w, f.outer_index), bias, into, plan, m, f.n, f.k, f.units, f.blocks,
-        x.stride(0), into.stride(-2), into.stride(-1), f.units * planes(f.bits) * f.n * f.part, f.blocks * f.n,
-        *asm, **form, BIAS=bias is not None, BN=chosen.bn, BM=chosen.bm, WARPS=chosen.warps, SPLITS=splits,
-        STAGES=chosen.stages, GROUPED=plan is not None, num_warps=chosen.warps, enable_fp_fusion=True,
+    arguments = (
+        x, w[0], _stored(w, f.scale_index), _stored(w, f.zero_index), _stored(w, f.outer_index), bias, into, plan,
+        m, f.n, f.k, f.units, f.blocks, x.stride(0), into.stride(-2), into.stride(-1),
+        f.units * planes(f.bits) * f.n * f.part, f.blocks * f.n, *asm,
     )  # fmt: skip
+    form |= {"BIAS": bias is not None, "BN": chosen.bn, "BM": chosen.bm, "STAGES": chosen.stages, "GROUPED": plan is not None}
+    if chosen.wide:
+        gpu_packed.wide_kernel[(tiles_m, tiles_n)](*arguments, **form, num_warps=chosen.warps, enable_fp_fusion=True)
+        return
+    gpu_packed.packed_kernel[(tiles_n, tiles_m, splits)](
+        *arguments, **form, WARPS=chosen.warps, SPLITS=splits, num_warps=chosen.warps, enable_fp_fusion=True
+    )
     if splits > 1:
         _reduce(f, w, into, bias, out)

@@ -8,6 +8,7 @@ arithmetic, E5M2 and float16 are the conversion instruction. Exact, NaN and infi
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 
 from llvmlite import ir
@@ -74,6 +75,8 @@ def unit_values(b: ir.IRBuilder, kind: int, words: list[ir.Value], low: ir.Value
         yield from (b.bitcast(b.and_(pair, constant(-65536)), VF) for pair in pairs)
     elif kind == SIGNED8:
         yield from _signed8(b, words[0])
+    elif FEATURES.avx512 and kind == E4M3:
+        yield from _e4m3(b, words[0])
     else:
         yield from (decode(b, kind, field(b, kind, words, j), low, high) for j in range(unit(kind)[0]))
 
@@ -113,6 +116,26 @@ def _pairs6(b: ir.IRBuilder, words: list[ir.Value], low: ir.Value, high: ir.Valu
             index = b.or_(index, b.shl(source[first + 1], constant(16 - shift, _VH)))
         pairs.append(b.bitcast(simd.call(b, "llvm.x86.avx512.vpermi2var.hi.512", _VH, table, index, negative), VI))
     return pairs
+
+
+def _e4m3_magnitudes() -> list[int]:
+    """The bfloat16 of the 128 codes without a sign; the last is NaN."""
+    values = [(c & 7) * 2.0**-9 if c < 8 else (8 + (c & 7)) * 2.0 ** ((c >> 3) - 10) for c in range(127)]
+    return [struct.unpack("<I", struct.pack("<f", v))[0] >> 16 for v in values] + [0x7FC0]
+
+
+def _e4m3(b: ir.IRBuilder, word: ir.Value) -> Iterator[ir.Value]:
+    """Four E4M3 codes: two look-ups of 64 bfloat16 serve two of them, bit 6 chooses, and the sign joins."""
+    magnitudes = _e4m3_magnitudes()
+    tables = [constant([m - 65536 if m >= 32768 else m for m in magnitudes[i : i + 32]], _VH) for i in range(0, 128, 32)]
+    shorts, sign = b.bitcast(word, _VH), constant(-0x8000, _VH)
+    pairs = []
+    for code, lifted in ((shorts, b.shl(shorts, constant(8, _VH))), (b.lshr(shorts, constant(8, _VH)), shorts)):
+        low, high = (simd.call(b, "llvm.x86.avx512.vpermi2var.hi.512", _VH, tables[i], code, tables[i + 1]) for i in (0, 2))
+        upper = b.icmp_signed("!=", b.and_(code, constant(64, _VH)), constant(0, _VH))
+        pairs.append(b.bitcast(b.or_(b.select(upper, high, low), b.and_(lifted, sign)), VI))
+    for half in (lambda pair: b.shl(pair, constant(16)), lambda pair: b.and_(pair, constant(-65536))):
+        yield from (b.bitcast(half(pair), VF) for pair in pairs)
 
 
 def _signed8(b: ir.IRBuilder, word: ir.Value) -> Iterator[ir.Value]:

@@ -101,10 +101,11 @@ def integer(w: Weight, tensors: list[Tensor], x: Tensor, bias: Tensor | None, ou
         outer = whole_tiles(outer[matrix * w.n : (matrix + 1) * w.n], w)
     bias = None if bias is None else whole_tiles(bias.float(), w)
     block_runs = w.block // length if w.blocks > 1 else runs
+    kind = fields_cpu.TABLE4 if w.bits == 4 else w.kind  # bytes of any 4-bit table are read alike
     for place in slices(w, tensors, matrix):
         n = place.stop - place.start
-        product(w.kind, rows, tokens)(
-            w.kind, rows, tokens, place.codes, place.scales, w.scale_kind, w.scale_bytes, table.data_ptr(), words.data_ptr(),
+        product(kind, rows, tokens)(
+            kind, rows, tokens, place.codes, place.scales, w.scale_kind, w.scale_bytes, table.data_ptr(), words.data_ptr(),
             arranged.data_ptr(), corrections.data_ptr(), m, w.units, length // w.values, runs, block_runs, w.blocks,
             -(-n // 16), n, 0 if outer is None else outer.data_ptr() + 4 * place.start * w.outer_rows, int(w.outer_rows),
             0 if bias is None else bias.data_ptr() + 4 * place.start, out.data_ptr() + place.start * out.element_size(),

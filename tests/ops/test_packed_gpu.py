@@ -15,7 +15,8 @@ CHOSEN = {
     "embedding": ("4 bits, group 16, n 320", "4 bits, group 16, n 320, offset", "int4 K=7 words@1"),
     "quantize": ("ties to even", "nvfp4, small blocks", "int4_g32, scale rounded up", "refuses NaN and inf",
                  "saturation and a tie, mse", "a short last block"),
-    "quantize_grouped": ("silu_mul into e4m3, float16", "relu2 into e4m3, bfloat16", "global scale 0", "no row that counts", "refuses an overflow"),
+    "quantize_grouped": ("silu_mul into e4m3, float16", "relu2 into e4m3, bfloat16", "global scale 0",
+                         "no row that counts", "refuses an overflow"),
 }  # fmt: skip
 CASES = f"""
     import narrowgate.ops as ops

@@ -31,7 +31,7 @@ class Config(NamedTuple):
     carry_warps: int
     stages: int
     precision: str  # of products in the carry
-    merge: str  # of products in the inverse
+    refine: str  # of the inverse's residual
     join: str  # of products of a state and a run's matrix
     run: int  # tokens that a program of the carry takes at most; 0: a whole sequence
 
@@ -45,7 +45,7 @@ def choose(dtypes: set[torch.dtype], heads: int, keys: int, values: int) -> Conf
     run = RUN if keys <= 128 and heads * triton.cdiv(values, block_v) <= 32 else 0
     exact, fine = ("ieee", "ieee") if INTERPRETED.value else ("bf16x6", "bf16x3")
     if dtypes == {torch.bfloat16}:
-        return Config(64, block_v, 4, 4, 2 if keys <= 128 else 1, "ieee", fine, exact, run)
+        return Config(64, block_v, 4, 4, 3 if keys <= 128 else 1, "ieee", fine, exact, run)
     precision = exact if torch.float32 in dtypes else fine  # a float16 is two bfloat16 exactly
     return Config(64 if keys <= 128 else 16, block_v if keys <= 128 else 16, 4, 4, 1, precision, precision, exact, run)
 
@@ -73,10 +73,10 @@ def gated_delta_rule(
     slots, ratio, blocks = state.shape[0], HV // HK, triton.cdiv(V, c.block_v)
     sizes = {"K": K, "BK": max(16, triton.next_power_of_2(K)), "BV": c.block_v, "enable_fp_fusion": True}
     products = {"C": c.chunk, "OPERAND": operand, "PRECISION": c.precision}
-    solve_kernel[(rows * HK,)](
-        q, k, g, beta, cu_seqlens, state_indices, A, P, decays, out, scale, T, N, slots, ratio, HK, V,
+    solve_kernel[(rows * HV,)](
+        q, k, g, beta, cu_seqlens, state_indices, A, P, decays, out, scale, T, N, slots, ratio, HV, V,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), g.stride(0), beta.stride(0), out.stride(0), out.stride(1),
-        **sizes, **products, MERGE=c.merge, num_warps=c.solve_warps, num_stages=1,
+        **sizes, **products, REFINE=c.refine, num_warps=c.solve_warps, num_stages=1,
     )  # fmt: skip
     run = c.run if c.run < T else 0  # no sequence is longer: then one run is all of it
     runs = torch.empty(T // run + N if run else 0, HV, V + K, K, dtype=torch.float32, device=q.device)

@@ -81,14 +81,15 @@ def carry_kernel(
             filled = live[:, None] & (d < K)[None, :]
             seen = live[:, None] & shown[None, :]
             keys = tl.load(k + tokens[:, None] * k_t + d[None, :], mask=filled, other=0.0).to(OPERAND)
-            values = tl.load(v + tokens[:, None] * v_t + rows[None, :], mask=seen, other=0.0)
+            values = tl.load(v + tokens[:, None] * v_t + rows[None, :], mask=seen, other=0.0).to(OPERAND)
             square = (at + offset * HV) * (C * C) + i[:, None] * C + i[None, :]
             solved = tl.load(A + square)
             line = decays + (at + offset * HV) * (2 * C)
             into, rest, last = tl.load(line + i), tl.load(line + C + i), tl.load(line + C - 1)
             held = round_to(S, OPERAND)
-            missing = tl.trans(values).to(tl.float32) - into[None, :] * tl.dot(held, tl.trans(keys), input_precision=PRECISION)
-            u = tl.dot(round_to(missing, OPERAND), tl.trans(solved), input_precision=PRECISION)
+            read = into[None, :] * tl.dot(held, tl.trans(keys), input_precision=PRECISION)
+            u = tl.dot(tl.trans(values), tl.trans(solved), input_precision=PRECISION)
+            u = tl.dot(round_to(-read, OPERAND), tl.trans(solved), u, input_precision=PRECISION)
             if not ALONE:
                 queries = tl.load(q + tokens[:, None] * q_t + d[None, :], mask=filled, other=0.0).to(OPERAND)
                 mixed = tl.load(P + square)

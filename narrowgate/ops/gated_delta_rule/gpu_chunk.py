@@ -2,7 +2,7 @@
 
 `solve_kernel` works on all chunks at once, `carry_kernel` from chunk to chunk; with A, P and the decays from the first,
 
-    u = A (v - into K S^T)    o = scale into Q S^T + P u    S = last S + (rest u)^T K
+    u = A v - A (into K S^T)    o = scale into Q S^T + P u    S = last S + (rest u)^T K
 
 where into_i = exp(G_i) decays from the chunk's start to token i, rest_i = exp(G_C - G_i) from there to its end, last = exp(G_C).
 bfloat16 inputs are multiplied as they are, and so are rounded copies of the state, u and A; float32 inputs are multiplied

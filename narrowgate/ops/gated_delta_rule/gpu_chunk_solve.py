@@ -33,7 +33,7 @@ def _invert(L, C: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr, 
         if (1 << level) < C:
             M = tl.where((i >> (level + 1) == j >> (level + 1)) & (i >> level != j >> level), L, 0.0)
             D -= _product(_product(D, M, OPERAND, PRECISION), D, OPERAND, PRECISION)
-    if OPERAND != tl.float32:
+    if OPERAND != tl.float32:  # noqa: SIM300
         D += _product(D, one - D - tl.dot(L, D, input_precision=REFINE), OPERAND, PRECISION)
     return D
 

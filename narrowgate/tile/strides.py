@@ -19,9 +19,9 @@ def two_axes(t: torch.Tensor) -> tuple[int, int, int]:
     axes = _axes(t)
     if len(axes) > 2:
         raise UnsupportedError(scattered(t)[0])
-    if not axes:
-        return 1, 0, 0
-    (_, outer), (inner, step) = ((1, 0), axes[0]) if len(axes) == 1 else axes
+    if len(axes) < 2:
+        return 1, (axes[0][1] if axes else 0), 0  # an inner axis of 1 costs no division
+    (_, outer), (inner, step) = axes
     return inner, outer, step
 
 

@@ -46,13 +46,13 @@ SPECIAL = """
         a = tl.load(x + i)
         tl.store(y + i, gpu_special.exp(a))
         tl.store(s + i, gpu_special.silu(a))
-        tl.store(z + i, gpu_special.softplus64(a.to(tl.float64)))
+        tl.store(z + i, gpu_special.softplus(a))
 
     N = 1 << 16
     x = torch.cat([torch.linspace(-110, 95, N // 2), torch.randn(N // 2, generator=torch.Generator().manual_seed(0)) * 3])
     x[:5] = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0, -0.0])
     x = x.to(DEVICE)
-    y, s, z = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x, dtype=torch.float64)
+    y, s, z = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)
     kernel[(1,)](x, y, s, z, N=N, enable_fp_fusion=False)
     x, y, s, z = x.cpu(), y.cpu(), s.cpu(), z.cpu()
 
@@ -68,7 +68,9 @@ SPECIAL = """
     inner = wide.abs() < MOST  # the interpreter's fma rounds twice, and so corrects nothing: there the error grows with |x|
     assert ulps(s[inner], (wide / (1 + torch.exp(-wide)))[inner]) < ULPS, ulps(s[inner], (wide / (1 + torch.exp(-wide)))[inner])
     want = torch.where(wide > 20, wide, torch.log1p(wide.clamp(max=20).exp()))
-    assert ((z - want).abs() <= 1e-15 * want.abs())[5:].all()
+    assert z[0] == torch.inf and z[1] == 0 and z[2].isnan(), z[:3]
+    inner = wide > -87  # below it values and units are subnormal
+    assert ulps(z[inner], want[inner]) < ULPS, ulps(z[inner], want[inner])
 """
 
 
@@ -97,8 +99,8 @@ COMPILED = """
         with compiling() as kernels:
             function(*args, **kwargs)
         (kernel,) = kernels  # one launch
-        # multiply-adds that are asked for; what sigmoid corrects; the seeds and comparisons of the gates' double-precision exp
-        found = inexact(kernel) - {"fma.rn.f32", "ex2.approx.ftz.f32", "rcp.approx.ftz.f32", "rcp.approx.ftz.f64", "abs.ftz.f32"}
+        # multiply-adds that are asked for; what sigmoid corrects
+        found = inexact(kernel) - {"fma.rn.f32", "ex2.approx.ftz.f32", "rcp.approx.ftz.f32"}
         assert not found, (function.__name__, found)
         return kernel
 

@@ -11,8 +11,6 @@ One element a thread in everything that touches a state, so that a thread overwr
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -46,28 +44,43 @@ def _own(offsets, sequences, tokens, BT: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _window(x, taps, first, start, m, c, stride_x, here, held, W: tl.constexpr):
+    """Entry m [BC] of the old taps from `start` on, W - 1 of them (zeros where not `held`), followed by the sequence's tokens."""
+    old = tl.load(single(taps, start + m + c * 0), held & (m < W - 1), other=0.0).to(tl.float32)
+    new = tl.load(single(x + (first + m - (W - 1)) * stride_x, c), here & (m >= W - 1), other=0.0).to(tl.float32)
+    return tl.where(m < W - 1, old, new)
+
+
+@triton.jit
+def _dot(
+    x, weight, bias, taps, first, start, t, c, stride_x, stride_w, here, held, W: tl.constexpr, BIAS: tl.constexpr
+):  # fmt: skip
+    """Token t [BC] before the activation, wherever its window lies."""
+    y = tl.zeros([c.shape[0]], tl.float32)
+    if BIAS:
+        y += tl.load(single(bias, c), here, other=0.0).to(tl.float32)
+    for j in tl.static_range(W):
+        tap = _window(x, taps, first, start, t - first + j, c, stride_x, here, held, W)
+        y = tl.fma(tl.load(single(weight + j, c * stride_w), here, other=0.0).to(tl.float32), tap, y)
+    return y
+
+
+@triton.jit
 def _weights(weight, c, here, stride_w, W: tl.constexpr):
     """One tensor [BC] a tap."""
-    weights: Any = ()
+    weights = ()
     for j in tl.static_range(W):
-        weights = weights + (tl.load(weight + c * stride_w + j, here, other=0.0).to(tl.float32),)  # noqa: RUF005 (the compiler knows no unpacking)
+        tap = tl.load(weight + c * stride_w + j, here, other=0.0).to(tl.float32)
+        weights = weights + (tap,)  # type: ignore[assignment]  # noqa: RUF005 (the compiler knows no unpacking)
     return weights
 
 
 @triton.jit
-def _block(
-    x, out, bias, weights, taps, t, first, last, c, here, keep, stride_x, stride_o, W: tl.constexpr, ACTIVATION: tl.constexpr,
-    HEAD: tl.constexpr,
-):  # fmt: skip
-    """Tokens t [BT] of one sequence, channels c [BC]. HEAD: the first of them, whose window reaches into the state."""
-    ok = (t < last)[:, None] & here[None, :]
+def _block(x, out, bias, weights, t, ok, c, stride_x, stride_o, W: tl.constexpr, ACTIVATION: tl.constexpr):
+    """Tokens t [BT] whose windows hold inputs only, channels c [BC]."""
     y = bias[None, :]
     for j in tl.static_range(W):
-        p = t - (W - 1) + j
-        tap = tl.load(x + p[:, None] * stride_x + c[None, :], ok & (p >= first)[:, None], other=0.0).to(tl.float32)
-        if HEAD:
-            left = (p < first)[:, None] & ok & keep
-            tap += tl.load(taps[None, :] + (p - first + W - 1)[:, None], left, other=0.0).to(tl.float32)
+        tap = tl.load(x + (t - (W - 1) + j)[:, None] * stride_x + c[None, :], ok, other=0.0).to(tl.float32)
         y = tl.fma(weights[j][None, :], tap, y)
     tl.store(out + t[:, None] * stride_o + c[None, :], round_to(activate(y, ACTIVATION), out.dtype.element_ty), ok)
 
@@ -112,21 +125,18 @@ def _conv_kernel(
         if BIAS:
             y += tl.load(bias + c, here, other=0.0).to(tl.float32)
         weights = _weights(weight, c, here, stride_w, W)
-        t = at + tl.arange(0, BT)
-        if chunk == 0:
-            _block(x, out, y, weights, taps, t, first, last, c, here, keep, stride_x, stride_o, W, ACTIVATION, True)
-        for group in range(bound((chunk == 0).to(tl.int32)), GROUPS):
-            _block(
-                x, out, y, weights, taps, t + group * BT, first, last, c, here, keep, stride_x, stride_o, W, ACTIVATION, False
-            )
-        if chunk == 0:
-            tl.debug_barrier()  # every old tap has been read
+        for group in range(GROUPS):
+            t = at + group * BT + tl.arange(0, BT)
+            ok = ((t >= first + W - 1) & (t < last))[:, None] & here[None, :]
+            _block(x, out, y, weights, t, ok, c, stride_x, stride_o, W, ACTIVATION)
+        if chunk == 0:  # the first tokens, whose windows reach into the state; then the state itself, reads ahead of writes
+            held = here & keep
+            for t in range(bound(first), bound(tl.minimum(first + W - 1, last))):
+                y = _dot(x, weight, bias, taps, first, 0, t, c, stride_x, stride_w, here, held, W, BIAS)
+                tl.store(single(out + t * stride_o, c), round_to(activate(y, ACTIVATION), out.dtype.element_ty), here)
             for m in tl.static_range(W - 1):
-                from_x = last - (W - 1) + m
-                held = tl.load(single(taps, from_x - first + W - 1 + c * 0), here & keep & (from_x < first), other=0.0)
-                new = tl.load(x + from_x * stride_x + c, here & (from_x >= first), other=0.0)
-                new = tl.where(from_x < first, held.to(tl.float32), new.to(tl.float32))
-                tl.store(single(taps, m + c * 0), round_to(new, state.dtype.element_ty), here)
+                tap = _window(x, taps, first, 0, last - first + m, c, stride_x, here, held, W)
+                tl.store(single(taps, m + c * 0), round_to(tap, state.dtype.element_ty), here)
 
 
 @triton.jit
@@ -172,25 +182,11 @@ def _speculative_kernel(
     here = (c < channels) & live
     taps = state + tl.where(live, slot, 0) * stride_s + c.to(tl.int64) * stride_c
     for t in range(bound(first), bound(last)):
-        y = tl.zeros([BC], tl.float32)
-        if BIAS:
-            y += tl.load(bias + c, here, other=0.0).to(tl.float32)
-        for j in tl.static_range(W):
-            tap = _window(x, taps, first, start, t - first + j, c, stride_x, here, W)
-            y = tl.fma(tl.load(single(weight + j, c * stride_w), here, other=0.0).to(tl.float32), tap, y)
+        y = _dot(x, weight, bias, taps, first, start, t, c, stride_x, stride_w, here, here, W, BIAS)
         tl.store(single(out + t * stride_o, c), round_to(activate(y, ACTIVATION), out.dtype.element_ty), here)
     for m in range(0, bound(tl.where(live, last - first + W - 2, 0))):  # reads run ahead of writes
-        tap = _window(x, taps, first, start, m + 1, c, stride_x, here, W)
+        tap = _window(x, taps, first, start, m + 1, c, stride_x, here, here, W)
         tl.store(single(taps, m + c * 0), round_to(tap, state.dtype.element_ty), here)
-
-
-@triton.jit
-def _window(x, taps, first, start, m, c, stride_x, here, W: tl.constexpr):
-    """Entry m of the old taps from `start` on, W - 1 of them, followed by the request's tokens."""
-    old = m < W - 1
-    held = tl.load(single(taps, start + m + c * 0), here & old, other=0.0).to(tl.float32)
-    new = tl.load(single(x + (first + m - (W - 1)) * stride_x, c), here & (m >= W - 1), other=0.0).to(tl.float32)
-    return tl.where(old, held, new)
 
 
 def causal_conv1d(
@@ -201,7 +197,7 @@ def causal_conv1d(
     tokens, channels = x.shape
     sequences = 1 if cu_seqlens is None else cu_seqlens.shape[0] - 1
     work = batch_ptr is not None
-    bt, groups, bc = CHUNK, 1 if work else GROUPS, min(256, triton.next_power_of_2(max(channels, 1)))
+    bt, groups, bc = CHUNK, 1 if work else GROUPS, min(128, triton.next_power_of_2(max(channels, 1)))
     entries = batch_ptr.shape[0] if batch_ptr is not None else 0
     programs = (entries if work else tokens // (bt * groups)) + sequences
     launch(
@@ -210,7 +206,7 @@ def causal_conv1d(
         channels, x.stride(0), weight.stride(0), *state.stride()[:2], 0 if state_indices is None else state_indices.stride(0),
         out.stride(0), W=weight.shape[1], ACTIVATION=activation or "none", VARLEN=cu_seqlens is not None,
         FLAGGED=has_initial_state is not None, INDEXED=state_indices is not None, WORK=work, BIAS=bias is not None,
-        BT=bt, GROUPS=groups, BC=bc, SEARCH=min(1024, max(16, triton.next_power_of_2(sequences))),
+        BT=bt, GROUPS=groups, BC=bc, SEARCH=min(1024, max(16, triton.next_power_of_2(sequences))), num_warps=2,
     )  # fmt: skip
 
 

@@ -22,6 +22,14 @@ def zeros_like_x(x: Tensor, *args: object, **kwargs: object) -> Tensor:
     return torch.zeros(x.shape, dtype=x.dtype, device=x.device)  # rows without a slot are not written
 
 
+def _like_x(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, cu_seqlens: Tensor | None = None, *args: object,
+    state_indices: Tensor | None = None, **kwargs: object,
+) -> Tensor:  # fmt: skip
+    """Where every row is written there is nothing to clear first."""
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device) if cu_seqlens is None is state_indices else zeros_like_x(x)
+
+
 def check_common(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, activation: str | None) -> None:
     checks.shape(op, "x", x, None, None)
     checks.shape(op, "weight", weight, x.shape[1], None)
@@ -120,12 +128,12 @@ _causal_conv1d = Operator(
     "causal_conv1d",
     "Tensor x, Tensor weight, Tensor? bias, Tensor(a!) state, Tensor? cu_seqlens=None, Tensor? has_initial_state=None, *, "
     'str? activation="silu", Tensor? state_indices=None, Tensor? batch_ptr=None, Tensor? token_chunk_offset=None',
-    f"{_REFERENCE}:causal_conv1d", allocate=zeros_like_x, check=_check_conv, check_values=_check_conv_values, flatten=_flatten,
+    f"{_REFERENCE}:causal_conv1d", allocate=_like_x, check=_check_conv, check_values=_check_conv_values, flatten=_flatten,
 )  # fmt: skip
 _causal_conv1d_step = Operator(
     "causal_conv1d_step",
     'Tensor x, Tensor weight, Tensor? bias, Tensor(a!) state, *, str? activation="silu", Tensor? state_indices=None',
-    f"{_REFERENCE}:causal_conv1d_step", allocate=zeros_like_x, check=_check_step, check_values=_check_step_values,
+    f"{_REFERENCE}:causal_conv1d_step", allocate=_like_x, check=_check_step, check_values=_check_step_values,
 )  # fmt: skip
 
 add_kernels(_causal_conv1d)

@@ -21,7 +21,7 @@ BLOCK = 2048
 def _kernel(
     x, out, s, width, x_inner, x_outer, x_step, o_inner, o_outer, o_step, parts, STEP: tl.constexpr, BLOCK: tl.constexpr
 ):
-    row = (tl.program_id(0) // parts).to(tl.int64)
+    row = tl.program_id(0) // parts
     c = (tl.program_id(0) % parts).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     ok = c < width
     x += offset(row, x_inner, x_outer, x_step)

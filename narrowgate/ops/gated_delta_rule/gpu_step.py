@@ -12,7 +12,7 @@ from torch import Tensor
 from narrowgate.ops.gated_delta_rule import gpu_token as token
 from narrowgate.tile.gpu_launch import launch
 from narrowgate.tile.gpu_math import through
-from narrowgate.tile.gpu_special import exp, log_decay64, sigmoid
+from narrowgate.tile.gpu_special import exp, log_decay, sigmoid
 from narrowgate.tile.gpu_sums import inverse_norm
 
 
@@ -68,12 +68,12 @@ def _packed_step_kernel(
         v_t = token.load_column(mixed + row * stride_m + 2 * HK * K + head * V + vs, v_ok)
         q_t = q_t * (inverse_norm(q_t, 1.0, 1e-6) * scale)  # never rounded through the activations' dtype
         k_t = k_t * inverse_norm(k_t, 1.0, 1e-6)
-        neg_a = -tl.exp(tl.load(A_log + head * stride_A).to(tl.float64))
-        log_decay = log_decay64(tl.load(a + row * stride_a + head), tl.load(dt_bias + head * stride_dt), neg_a)
+        neg_a = -exp(tl.load(A_log + head * stride_A).to(tl.float32))
+        g = log_decay(tl.load(a + row * stride_a + head), tl.load(dt_bias + head * stride_dt), neg_a)
         beta_t = sigmoid(tl.load(b + row * stride_b + head).to(tl.float32))
         if ROUND_BETA:
             beta_t = through(beta_t, b.dtype.element_ty)
-        S, o = token.advance(S, q_t, k_t, v_t, tl.exp(log_decay).to(tl.float32), beta_t)
+        S, o = token.advance(S, q_t, k_t, v_t, exp(g), beta_t)
         token.store_column(to, o, v_ok)
         token.store(state + slot * stride_s, inside, S, ok)
     else:

@@ -1,4 +1,4 @@
-"""The gates on the GPU: g in float64 and rounded once, as the reference does, beta in float32."""
+"""The gates on the GPU, in float32 throughout."""
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from narrowgate.tile.gpu_launch import launch
-from narrowgate.tile.gpu_special import log_decay64, sigmoid
+from narrowgate.tile.gpu_special import exp, log_decay, sigmoid
 
 BLOCK = 256
 
@@ -34,9 +34,9 @@ def gate(
     i = part.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     ok = i < tokens * HEADS
     t, h = i // HEADS, i % HEADS
-    neg_a = -tl.exp(tl.load(A_log + h * stride_A, ok, other=0.0).to(tl.float64))
+    neg_a = -exp(tl.load(A_log + h * stride_A, ok, other=0.0).to(tl.float32))
     x, dt = tl.load(a + t * stride_a + h, ok, other=0.0), tl.load(dt_bias + h * stride_dt, ok, other=0.0)
-    tl.store(g + i, log_decay64(x, dt, neg_a).to(tl.float32), ok)
+    tl.store(g + i, log_decay(x, dt, neg_a), ok)
     tl.store(beta + i, sigmoid(tl.load(b + t * stride_b + h, ok, other=0.0).to(tl.float32)), ok)
 
 
@@ -53,8 +53,8 @@ def _decay_kernel(alpha, dt_bias, neg_a, g, tokens, stride_a, stride_dt, stride_
     ok = i < tokens * HEADS
     t, h = i // HEADS, i % HEADS
     x, dt = tl.load(alpha + t * stride_a + h, ok, other=0.0), tl.load(dt_bias + h * stride_dt, ok, other=0.0)
-    n = tl.load(neg_a + h * stride_n, ok, other=0.0).to(tl.float64)
-    tl.store(g + i, log_decay64(x, dt, n).to(tl.float32), ok)
+    n = tl.load(neg_a + h * stride_n, ok, other=0.0).to(tl.float32)
+    tl.store(g + i, log_decay(x, dt, n), ok)
 
 
 def gdn_gate(a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, *, out: tuple[Tensor, Tensor]) -> None:

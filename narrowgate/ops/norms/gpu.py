@@ -23,7 +23,7 @@ def _norm_kernel(
     WEIGHTED: tl.constexpr, GATE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     c, inside = columns(BLOCK, WIDTH, limit, ALIGNED)
     ok = (row < rows) & inside
     y = tl.load(steady(x, offset(row, x_inner, x_outer, x_step) + c), ok, other=0.0).to(tl.float32)

@@ -349,9 +349,11 @@ def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor
 def _eager(args: tuple[Any, ...]) -> bool:
     """Whether plain tensors are computed with now, and nothing traces: then torch's dispatcher, which costs as much as a
     small kernel, has nothing to add and the implementation is called directly."""
+    if torch.compiler.is_compiling():  # first: Dynamo traces no context variable
+        return False
     if _recording.get():
         return True
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack():
+    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack():
         return False
     for value in args:
         for t in value if type(value) is list else (value,):

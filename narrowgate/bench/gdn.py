@@ -20,6 +20,8 @@ from narrowgate.bench.timing import Call, Measured, copies, replayed
 
 OURS = "narrowgate"
 HK, K, V, W = 16, 128, 128, 4
+CHANNELS = 10240  # of the convolution
+DEVICE, IMPL = "cuda", "gpu"
 BF16 = torch.bfloat16
 FEW = 48  # copies at most: beyond it the launches, not the caches, are what changes
 
@@ -70,7 +72,7 @@ def _complaint(timed: Timed) -> str:
 def _pass_over(nbytes: int, in_place: bool) -> float:
     """Microseconds that reading and writing `nbytes` in all take, half of them each."""
     n = max(1, nbytes // 4)
-    many = [torch.ones(n, dtype=BF16, device="cuda") for _ in range(min(FEW, copies(nbytes, "cuda")))]
+    many = [torch.ones(n, dtype=BF16, device=DEVICE) for _ in range(min(FEW, copies(nbytes, DEVICE)))]
     if in_place:
         return replayed([functools.partial(x.mul_, 1.0) for x in many])
     return replayed([functools.partial(torch.empty_like(x).copy_, x) for x in many])
@@ -86,15 +88,15 @@ def _all(batches: Sequence[int], heads: Sequence[int], lengths: Sequence[int]) -
         for t in lengths:
             yield _prefill(t, hv)
     for t in lengths:
-        yield _conv(t, 10240)
+        yield _conv(t, CHANNELS)
         yield from _rows(t)
 
 
 def _flow(tokens: int, hv: int) -> dict[str, Any]:
-    g = torch.Generator(device="cuda").manual_seed(tokens + hv)
+    g = torch.Generator(device=DEVICE).manual_seed(tokens + hv)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=g, device="cuda")
+        return torch.randn(shape, generator=g, device=DEVICE)
 
     q, k = (ops.l2_norm(normal(tokens, HK, K)).to(BF16) for _ in range(2))
     decay = torch.nn.functional.logsigmoid(normal(tokens, hv))
@@ -102,20 +104,20 @@ def _flow(tokens: int, hv: int) -> dict[str, Any]:
 
 
 def _states(rows: int, hv: int) -> list[Tensor]:
-    return [torch.randn(rows, hv, V, K, device="cuda") * 0.1 for _ in range(min(FEW, copies(rows * hv * V * K * 4, "cuda")))]
+    return [torch.randn(rows, hv, V, K, device=DEVICE) * 0.1 for _ in range(min(FEW, copies(rows * hv * V * K * 4, DEVICE)))]
 
 
 def _both(function: Callable[..., Any], state: Tensor, **given: Any) -> list[tuple[Tensor, Tensor]]:
     """What the reference and the kernel give, and what becomes of the state."""
     found = []
-    for impl in ("reference", "gpu"):
+    for impl in ("reference", IMPL):
         held = state.clone()
         found.append((function(**given, state=held, impl=impl), held))
     return list(zip(*found, strict=True))
 
 
 def _step(b: int, hv: int) -> Timed:
-    flow, states, slots = _flow(b, hv), _states(b, hv), torch.arange(b, device="cuda", dtype=torch.int32)
+    flow, states, slots = _flow(b, hv), _states(b, hv), torch.arange(b, device=DEVICE, dtype=torch.int32)
     out = torch.empty_like(flow["v"])
     given: dict[str, Any] = {**flow, "scale": K**-0.5, "state_indices": slots}
     calls = [functools.partial(ops.gated_delta_rule_step, **given, state=s, out=out) for s in states]
@@ -132,9 +134,9 @@ def _step(b: int, hv: int) -> Timed:
 
 
 def _packed(b: int, hv: int) -> Timed:
-    states, slots = _states(b, hv), torch.arange(b, device="cuda", dtype=torch.int32)
+    states, slots = _states(b, hv), torch.arange(b, device=DEVICE, dtype=torch.int32)
     given: dict[str, Any] = {**_projection(b, hv), "state_indices": slots, "scale": K**-0.5}
-    out = torch.empty(b, hv, V, dtype=BF16, device="cuda")
+    out = torch.empty(b, hv, V, dtype=BF16, device=DEVICE)
     given["mixed_qkv"] = given.pop("mixed")
     calls = [functools.partial(ops.gated_delta_rule_packed_step, **given, state=s, out=out) for s in states]
     check = functools.partial(_both, ops.gated_delta_rule_packed_step, states[0], **given)
@@ -142,9 +144,9 @@ def _packed(b: int, hv: int) -> Timed:
 
 
 def _speculative(b: int, hv: int, tokens: int) -> Timed:
-    flow, slots = _flow(b * tokens, hv), torch.arange(b * tokens, device="cuda", dtype=torch.int32).view(b, tokens)
+    flow, slots = _flow(b * tokens, hv), torch.arange(b * tokens, device=DEVICE, dtype=torch.int32).view(b, tokens)
     pools = _states(b * tokens, hv)
-    ends = torch.arange(0, b * tokens + 1, tokens, device="cuda", dtype=torch.int32)
+    ends = torch.arange(0, b * tokens + 1, tokens, device=DEVICE, dtype=torch.int32)
     given: dict[str, Any] = {
         **flow,
         "cu_seqlens": ends,
@@ -160,21 +162,21 @@ def _speculative(b: int, hv: int, tokens: int) -> Timed:
 
 
 def _projection(b: int, hv: int) -> dict[str, Any]:
-    g = torch.Generator(device="cuda").manual_seed(b)
+    g = torch.Generator(device=DEVICE).manual_seed(b)
     width = 2 * HK * K + hv * V
-    mixed, gates = (torch.randn(b, n, generator=g, device="cuda").to(BF16) for n in (width, 2 * hv))
-    per_head = torch.randn(2, hv, generator=g, device="cuda") * 0.3
+    mixed, gates = (torch.randn(b, n, generator=g, device=DEVICE).to(BF16) for n in (width, 2 * hv))
+    per_head = torch.randn(2, hv, generator=g, device=DEVICE) * 0.3
     return {"mixed": mixed, "a": gates[:, :hv], "b": gates[:, hv:], "A_log": per_head[0], "dt_bias": per_head[1]}
 
 
 def _glue(b: int, hv: int) -> Timed:
     """A layer's decode but for its products, through the public operators: four launches."""
-    given, states, slots = _projection(b, hv), _states(b, hv), torch.arange(b, device="cuda", dtype=torch.int32)
+    given, states, slots = _projection(b, hv), _states(b, hv), torch.arange(b, device=DEVICE, dtype=torch.int32)
     mixed = given.pop("mixed")
-    weight = torch.randn(mixed.shape[1], W, device="cuda").to(BF16)
-    gate, norm = torch.randn(b, hv, V, device="cuda").to(BF16), torch.ones(V, device="cuda", dtype=BF16)
-    taps = torch.zeros(b, mixed.shape[1], W - 1, device="cuda")
-    out = torch.empty(b, hv, V, dtype=BF16, device="cuda")
+    weight = torch.randn(mixed.shape[1], W, device=DEVICE).to(BF16)
+    gate, norm = torch.randn(b, hv, V, device=DEVICE).to(BF16), torch.ones(V, device=DEVICE, dtype=BF16)
+    taps = torch.zeros(b, mixed.shape[1], W - 1, device=DEVICE)
+    out = torch.empty(b, hv, V, dtype=BF16, device=DEVICE)
     sizes: dict[str, Any] = {"num_k_heads": HK, "head_k_dim": K, "head_v_dim": V}
 
     def layer(state: Tensor, taps: Tensor, impl: str | None = None) -> Tensor:
@@ -184,7 +186,7 @@ def _glue(b: int, hv: int) -> Timed:
         return ops.rms_norm_gated(o, gate, norm, eps=1e-6, out=out if impl is None else None, impl=impl)
 
     def check() -> list[tuple[Tensor, Tensor]]:
-        a, b = (layer(states[0].clone(), taps.clone(), impl) for impl in ("reference", "gpu"))
+        a, b = (layer(states[0].clone(), taps.clone(), impl) for impl in ("reference", IMPL))
         return [(a, b)]
 
     calls = [functools.partial(layer, s, t) for s, t in ((s, taps.clone()) for s in states)]
@@ -192,7 +194,7 @@ def _glue(b: int, hv: int) -> Timed:
 
 
 def _prefill(t: int, hv: int) -> Timed:
-    flow, state = _flow(t, hv), torch.zeros(1, hv, V, K, device="cuda")
+    flow, state = _flow(t, hv), torch.zeros(1, hv, V, K, device=DEVICE)
     out, few = torch.empty_like(flow["v"]), {n: x[:256] for n, x in flow.items()}
     given: dict[str, Any] = {"cu_seqlens": None, "scale": K**-0.5}
     calls = [functools.partial(ops.gated_delta_rule, **flow, state=state, **given, out=out)]
@@ -207,8 +209,8 @@ def _prefill(t: int, hv: int) -> Timed:
 
 
 def _conv(t: int, channels: int) -> Timed:
-    x, weight = torch.randn(t, channels, device="cuda").to(BF16), torch.randn(channels, W, device="cuda").to(BF16)
-    state, out = torch.zeros(1, channels, W - 1, device="cuda"), torch.empty_like(x)
+    x, weight = torch.randn(t, channels, device=DEVICE).to(BF16), torch.randn(channels, W, device=DEVICE).to(BF16)
+    state, out = torch.zeros(1, channels, W - 1, device=DEVICE), torch.empty_like(x)
     given: dict[str, Any] = {"x": x, "weight": weight, "bias": None}
     fla = _fla("fla.modules.convolution", "causal_conv1d")
     peers: dict[str, Sequence[Call]] = (
@@ -224,11 +226,11 @@ def _rows(t: int) -> Iterator[Timed]:
     given = _projection(t, 32)
     conv_out = given.pop("mixed")
     sizes: dict[str, Any] = {"num_k_heads": HK, "head_k_dim": K, "head_v_dim": V}
-    x = torch.randn(t * 32, V, device="cuda").to(BF16)
-    gate, weight, out = torch.randn_like(x), torch.ones(V, device="cuda", dtype=BF16), torch.empty_like(x)
+    x = torch.randn(t * 32, V, device=DEVICE).to(BF16)
+    gate, weight, out = torch.randn_like(x), torch.ones(V, device=DEVICE, dtype=BF16), torch.empty_like(x)
 
     def pairs(function: Callable[..., Any], *args: Any, **options: Any) -> list[tuple[Tensor, Tensor]]:
-        want, got = (function(*args, **options, impl=impl) for impl in ("reference", "gpu"))
+        want, got = (function(*args, **options, impl=impl) for impl in ("reference", IMPL))
         if isinstance(want, Tensor) and isinstance(got, Tensor):
             return [(want, got)]
         return list(zip(want, got, strict=True))

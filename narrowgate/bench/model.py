@@ -45,7 +45,13 @@ def random_model(
     name: str, scheme: str, *, layers: int | None = None, device: str = "cpu", dtype: torch.dtype | None = None
 ) -> Model:  # fmt: skip
     """A Model of the geometry `name` (narrowgate.models.published), its packable tensors in `scheme`."""
-    raw = published(name, layers)
+    return from_config(published(name, layers), scheme, name=name, device=device, dtype=dtype)
+
+
+def from_config(
+    raw: dict[str, Any], scheme: str, *, name: str = "random", device: str = "cpu", dtype: torch.dtype | None = None
+) -> Model:  # fmt: skip
+    """The same from a raw config."""
     module = family(raw)
     config = module.read_config(raw, name)
     target = torch.device(device)

@@ -24,13 +24,14 @@ from narrowgate.cli.compare import compare
 from narrowgate.cli.generate import generate
 from narrowgate.cli.inspect import inspect
 from narrowgate.cli.quantize import quantize
+from narrowgate.cli.warmup import warmup
 from narrowgate.errors import FallbackWarning, NarrowgateError
 
 app = typer.Typer(
     name="narrowgate", add_completion=False, pretty_exceptions_enable=False,
     help="Hybrid language models from low-bit weights: what a format costs, in numbers that you can check.",
 )  # fmt: skip
-for command in (compare, quantize, generate, inspect):
+for command in (compare, quantize, generate, inspect, warmup):
     app.command()(command)
 check.register(app)
 app.add_typer(bench.app)

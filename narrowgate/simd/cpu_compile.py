@@ -101,6 +101,21 @@ class _Store(caching.FunctionCache):
         self._cache_file = caching.IndexDataCacheFile(str(path), function.__name__, "named by content")
         self.enable()
 
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception as error:  # whatever reading a damaged file raises
+            LOG.warning("narrowgate: a stored kernel cannot be read (%s: %s); compiling it again", type(error).__name__, error)
+            for path in Path(self._cache_path).iterdir():
+                path.unlink(missing_ok=True)
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            super().save_overload(sig, data)
+        except OSError as error:
+            LOG.warning("narrowgate: cannot keep a compiled kernel in %s: %s", self._cache_path, error)
+
     def _index_key(self, sig: Any, codegen: Any) -> Any:
         return str(sig), codegen.magic_tuple()
 

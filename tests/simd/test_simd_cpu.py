@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -160,6 +161,44 @@ def test_several_processes_may_fill_the_cache_at_once(tmp_path):
     for process in running:
         _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
+
+
+def test_a_damaged_cache_file_is_compiled_again(tmp_path):
+    script(call(), XDG_CACHE_HOME=str(tmp_path))
+    stored = [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert stored
+    for kind in (".nbi", ".nbc"):
+        for path in stored:
+            if path.suffix == kind:
+                path.write_bytes(path.read_bytes()[:20])
+        ran = script(call() + "assert out[9, 0] == 9", XDG_CACHE_HOME=str(tmp_path))
+        assert ran.returncode == 0, ran.stderr
+        assert "compiling it again" in ran.stderr
+    assert script(call() + "print(COMPILED)", XDG_CACHE_HOME=str(tmp_path)).stdout.strip() == "[]"
+
+
+def test_another_processor_finds_nothing_of_this_one_s(tmp_path):
+    script(call(), XDG_CACHE_HOME=str(tmp_path))
+    ran = script(call() + "print(COMPILED)", XDG_CACHE_HOME=str(tmp_path), NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES=AVX2)
+    assert "count_tasks" in ran.stdout, ran.stderr
+
+
+def test_threads_of_python_may_call_at_once():
+    """Each has a team of its own from torch's library, so parallel regions of several threads need no lock; Numba's own
+    threading layers, of which one does, are not used."""
+    run = compiled(count_tasks, (ADDRESS,) * 3, "test")
+    outs = [torch.full((500, 16), torch.nan) for _ in range(4)]
+
+    def work(out):
+        for _ in range(50):
+            out.fill_(torch.nan)
+            run(out.data_ptr(), 500, 3)
+            assert torch.equal(out[:, 0], torch.arange(500.0))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, outs))
+    loaded = script(call() + "print(*[m for m in sys.modules if m.startswith('numba.np.ufunc') and 'pool' in m])")
+    assert loaded.stdout.strip() == ""
 
 
 def test_a_home_that_cannot_be_written_is_said_and_worked_round(tmp_path):

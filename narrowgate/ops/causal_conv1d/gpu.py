@@ -6,7 +6,8 @@ one that looks at its state, and so also the one that replaces it: nothing races
 are its own a program finds in cu_seqlens: sequence i owns the programs from cu[i] // BT + i on, which are at least as many
 as its tokens need. A work descriptor names them outright.
 
-One element a thread in everything that touches a state, so that a thread overwrites only what it has itself read."""
+What replaces a tap has been read before, and a barrier stands between: which thread reads and which writes is the compiler's
+choice. One element a thread there, so that it has no reason to choose differently."""
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
@@ -136,6 +137,7 @@ def _conv_kernel(
                 tl.store(single(out + t * stride_o, c), round_to(activate(y, ACTIVATION), out.dtype.element_ty), here)
             for m in tl.static_range(W - 1):
                 tap = _window(x, taps, first, 0, last - first + m, c, stride_x, here, held, W)
+                tl.debug_barrier()
                 tl.store(single(taps, m + c * 0), round_to(tap, state.dtype.element_ty), here)
 
 
@@ -159,6 +161,7 @@ def _step_kernel(
             tap = tl.load(single(x + row * stride_x, c), here, other=0.0).to(tl.float32)
         y = tl.fma(tl.load(single(weight + j, c * stride_w), here, other=0.0).to(tl.float32), tap, y)
         if j > 0:
+            tl.debug_barrier()
             tl.store(single(taps, j - 1 + c * 0), round_to(tap, state.dtype.element_ty), here)
     tl.store(single(out + row * stride_o, c), round_to(activate(y, ACTIVATION), out.dtype.element_ty), here)
 
@@ -186,6 +189,7 @@ def _speculative_kernel(
         tl.store(single(out + t * stride_o, c), round_to(activate(y, ACTIVATION), out.dtype.element_ty), here)
     for m in range(0, bound(tl.where(live, last - first + W - 2, 0))):  # reads run ahead of writes
         tap = _window(x, taps, first, start, m + 1, c, stride_x, here, here, W)
+        tl.debug_barrier()
         tl.store(single(taps, m + c * 0), round_to(tap, state.dtype.element_ty), here)
 
 

@@ -157,7 +157,7 @@ class Operator:
     flatten: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]] | None = None  # public arguments -> the schema's
     remember: bool = False  # `check` looks at nothing but shapes, strides, dtypes, devices: what has passed need not pass again
     kernels: dict[str, Kernel] = field(default_factory=dict)
-    passed: set[Any] = field(default_factory=set, repr=False)
+    passed: dict[Any, Kernel] = field(default_factory=dict, repr=False)  # signatures of such calls, and their kernel
 
     def __post_init__(self) -> None:
         OPERATORS[self.name] = self
@@ -178,6 +178,12 @@ class Operator:
 
     def __call__(self, *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> Any:
         if out is None:
+            if not _direct():
+                return self._default(*args, **kwargs)
+            if self.remember:
+                known = self.passed.get(_signature(args, kwargs))
+                if known is not None:  # the same shapes, strides, dtypes, devices and options ran before
+                    return self._again(known, args, kwargs)
             return (self._functional if _eager(args) else self._default)(*args, **kwargs)
         if self._out is None:
             raise InputError(f"{self.name}: takes no out")
@@ -186,11 +192,24 @@ class Operator:
 
     def add(self, kernel: Kernel) -> None:
         self.kernels[kernel.impl] = kernel
+        self.passed.clear()
+
+    def _again(self, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What is left of a call whose like passed its checks and was given to `kernel` before."""
+        assert self.allocate is not None
+        kwargs.pop("impl", None)
+        if self.check_values is not _nothing:
+            self.check_values(*args, **kwargs)
+        out = self.allocate(*args, **kwargs)
+        kernel.load()(*args, **kwargs, out=out)
+        return out
 
     # ---- the two overloads
     def _functional(self, *args: Any, impl: str | None = None, **kwargs: Any) -> Any:
         self._guard(args, kwargs)
         kernel = self._choose(args, kwargs, impl)
+        if self.remember and self.allocate is not None and kernel.impl != "reference":
+            self._remember(_signature(args, {**kwargs, "impl": impl}), kernel)
         if self.allocate is None:
             kernel.load()(*args, **kwargs)
             return None
@@ -244,19 +263,17 @@ class Operator:
         return ""
 
     def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen = _signature(args, kwargs) if self.remember else None
-        if seen is None or seen not in self.passed:
-            if torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(args, kwargs)):
-                raise UnsupportedError(
-                    f"{self.name}: inference only; expected no input that requires grad (use torch.no_grad())"
-                )
-            self.check(*args, **kwargs)
-            if seen is not None:
-                if len(self.passed) > 4096:
-                    self.passed.clear()
-                self.passed.add(seen)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(args, kwargs)):
+            raise UnsupportedError(f"{self.name}: inference only; expected no input that requires grad (use torch.no_grad())")
+        self.check(*args, **kwargs)
         if self.check_values is not _nothing:
             self.check_values(*args, **kwargs)
+
+    def _remember(self, seen: Any, kernel: Kernel) -> None:
+        if seen is not None:
+            if len(self.passed) > 4096:
+                self.passed.clear()
+            self.passed[seen] = kernel
 
     # ---- choosing
     def _choose(self, args: tuple[Any, ...], kwargs: dict[str, Any], impl: str | None) -> Kernel:
@@ -346,15 +363,18 @@ def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor
     return found
 
 
-def _eager(args: tuple[Any, ...]) -> bool:
-    """Whether plain tensors are computed with now, and nothing traces: then torch's dispatcher, which costs as much as a
-    small kernel, has nothing to add and the implementation is called directly."""
+def _direct() -> bool:
+    """Whether nothing traces: then torch's dispatcher, which costs as much as a small kernel, has nothing to add for plain
+    tensors, and the implementation is called directly."""
     if torch.compiler.is_compiling():  # first: Dynamo traces no context variable
         return False
+    return not torch._C._len_torch_dispatch_stack() and not torch._C._functorch.peek_interpreter_stack()
+
+
+def _eager(args: tuple[Any, ...]) -> bool:
+    """Whether the tensors are plain ones that hold data."""
     if _recording.get():
         return True
-    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack():
-        return False
     for value in args:
         for t in value if type(value) is list else (value,):
             if isinstance(t, torch.Tensor) and (type(t) not in _PLAIN or t.is_meta):

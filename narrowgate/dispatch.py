@@ -180,7 +180,7 @@ class Operator:
         if out is None:
             if not _direct():
                 return self._default(*args, **kwargs)
-            if self.remember:
+            if self.remember and not _recording.get():
                 known = self.passed.get(_signature(args, kwargs))
                 if known is not None:  # the same shapes, strides, dtypes, devices and options ran before
                     return self._again(known, args, kwargs)
@@ -368,6 +368,8 @@ def _direct() -> bool:
     tensors, and the implementation is called directly."""
     if torch.compiler.is_compiling():  # first: Dynamo traces no context variable
         return False
+    if _recording.get():
+        return True
     return not torch._C._len_torch_dispatch_stack() and not torch._C._functorch.peek_interpreter_stack()
 
 

@@ -126,6 +126,7 @@ class Found:
     kernels: dict[str, float]  # by kernel, "again": the parts that are called anew, such as attention's
     calls: int  # of kernels and of torch's operators
     call_cost: float  # of entering a kernel from Python
+    inside: float  # all calls of a step, the median of whole steps: the sum of the calls' own medians leaves out slow moments
     peak_bytes: int  # of the process, the model included
 
     @property
@@ -135,7 +136,7 @@ class Found:
     @property
     def outside(self) -> float:
         """Share of a step that is in no kernel and no such part: what Python costs, entering kernels included."""
-        return max(0.0, 1 - (sum(self.kernels.values()) - self.calls * self.call_cost) / self.step) if self.calls else 1.0
+        return max(0.0, 1 - (self.inside - self.calls * self.call_cost) / self.step) if self.calls else 1.0
 
 
 def measure(model: Model, *, prompt: int = 512, steps: int = 32) -> Found:
@@ -170,7 +171,8 @@ def measure(model: Model, *, prompt: int = 512, steps: int = 32) -> Found:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     cost = _call_cost() if parts else 0.0
     median = statistics.median(whole)
-    return Found(rates, dict(prompt_kinds), weights, states, median, kinds, kernels, calls, cost, peak)
+    inside = statistics.median(map(sum, parts)) if parts else 0.0
+    return Found(rates, dict(prompt_kinds), weights, states, median, kinds, kernels, calls, cost, inside, peak)
 
 
 def token_bytes(model: Model) -> int:

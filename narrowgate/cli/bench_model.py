@@ -66,7 +66,7 @@ def _print(d: dict[str, Any]) -> None:
     console.out().print(_table(d))
     part = "" if d["all_layers"] else f", {d['layers']} of its layers"
     print(
-        f"{d['config']}{part}, {d['scheme']}: {console.nbytes(d['model_bytes'])} bytes, process peak {d['peak_bytes'] / 1e9:.2f} GB"
+        f"{d['config']}{part}, {d['scheme']}: {d['model_bytes'] / 1e6:,.0f} MB of weights, process peak {d['peak_bytes'] / 1e9:.2f} GB"
     )
     print(f"prefill: {console.rate(d['prefill_tokens_per_second'])} tokens/s ({d['prompt_tokens']} tokens)")
     print(

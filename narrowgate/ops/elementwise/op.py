@@ -41,11 +41,11 @@ def _unfit(x: Tensor, *_: object) -> list[str]:
 
 
 _silu = Operator(
-    "silu", "Tensor x", f"{_REFERENCE}:silu", allocate=_like, check=lambda x: checks.floats("silu", x=x)
+    "silu", "Tensor x", f"{_REFERENCE}:silu", allocate=_like, check=lambda x: checks.floats("silu", x=x), remember=True,
 )  # fmt: skip
-_silu_mul = Operator("silu_mul", "Tensor x", f"{_REFERENCE}:silu_mul", allocate=_half, check=_check_silu_mul)
+_silu_mul = Operator("silu_mul", "Tensor x", f"{_REFERENCE}:silu_mul", allocate=_half, check=_check_silu_mul, remember=True)
 _relu2 = Operator(
-    "relu2", "Tensor x", f"{_REFERENCE}:relu2", allocate=_like, check=lambda x: checks.floats("relu2", x=x)
+    "relu2", "Tensor x", f"{_REFERENCE}:relu2", allocate=_like, check=lambda x: checks.floats("relu2", x=x), remember=True,
 )  # fmt: skip
 _scale = Operator(
     "scale", "Tensor x, float s", f"{_REFERENCE}:scale", allocate=_like, check=lambda x, s: checks.floats("scale", x=x)

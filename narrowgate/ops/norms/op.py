@@ -55,15 +55,15 @@ def _unfit(x: Tensor, *args: Tensor | None, **_: object) -> list[str]:
 
 
 _l2_norm = Operator(
-    "l2_norm", "Tensor x, *, float eps=1e-6", f"{_REFERENCE}:l2_norm", allocate=_like, check=_check_l2_norm
+    "l2_norm", "Tensor x, *, float eps=1e-6", f"{_REFERENCE}:l2_norm", allocate=_like, check=_check_l2_norm, remember=True,
 )  # fmt: skip
 _rms_norm = Operator(
     "rms_norm", "Tensor x, Tensor? weight=None, *, float eps, float weight_bias=0.0",
-    f"{_REFERENCE}:rms_norm", allocate=_like, check=_check_rms_norm,
+    f"{_REFERENCE}:rms_norm", allocate=_like, check=_check_rms_norm, remember=True,
 )  # fmt: skip
 _rms_norm_gated = Operator(
     "rms_norm_gated", 'Tensor x, Tensor gate, Tensor weight, *, float eps, str activation="silu"',
-    f"{_REFERENCE}:rms_norm_gated", allocate=_like, check=_check_rms_norm_gated,
+    f"{_REFERENCE}:rms_norm_gated", allocate=_like, check=_check_rms_norm_gated, remember=True,
 )  # fmt: skip
 
 for _operator in (_l2_norm, _rms_norm, _rms_norm_gated):

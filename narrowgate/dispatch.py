@@ -31,6 +31,7 @@ OPERATORS: dict[str, Operator] = {}
 IMPLS = ("reference", "cpu", "gpu")
 _HOME = {"cpu": "cpu", "cuda": "gpu"}  # device type -> the impl that its calls take
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_SCALARS = (str, type(None), bool, int, float, torch.dtype)
 _TAKES: dict[str, Any] = {
     "Tensor": torch.Tensor,
     "float": (int, float),
@@ -389,9 +390,12 @@ def _signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     grad = torch.is_grad_enabled()
     key: list[Any] = [*kwargs]
     for value in (*args, *kwargs.values()):
-        if isinstance(value, torch.Tensor):
-            value = [value]
-        if type(value) is not list:
+        kind = type(value)  # exact types first: asking isinstance of a tensor is slow
+        if kind in _PLAIN:
+            value = (value,)
+        elif kind is not list:
+            if kind not in _SCALARS and isinstance(value, torch.Tensor):
+                return None
             key.append(value)
             continue
         for t in value:

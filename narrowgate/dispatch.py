@@ -197,10 +197,15 @@ class Operator:
 
     def _again(self, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What is left of a call whose like passed its checks and was given to `kernel` before."""
-        assert self.allocate is not None
         kwargs.pop("impl", None)
         if self.check_values is not _nothing:
             self.check_values(*args, **kwargs)
+        return self._run(kernel, args, kwargs)
+
+    def _run(self, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.allocate is None:
+            kernel.load()(*args, **kwargs)
+            return None
         out = self.allocate(*args, **kwargs)
         kernel.load()(*args, **kwargs, out=out)
         return out
@@ -209,14 +214,9 @@ class Operator:
     def _functional(self, *args: Any, impl: str | None = None, **kwargs: Any) -> Any:
         self._guard(args, kwargs)
         kernel = self._choose(args, kwargs, impl)
-        if self.remember and self.allocate is not None and kernel.impl != "reference":
+        if self.remember and kernel.impl != "reference":
             self._remember(_signature(args, {**kwargs, "impl": impl}), kernel)
-        if self.allocate is None:
-            kernel.load()(*args, **kwargs)
-            return None
-        out = self.allocate(*args, **kwargs)
-        kernel.load()(*args, **kwargs, out=out)
-        return out
+        return self._run(kernel, args, kwargs)
 
     def _into(self, *args: Any, out: torch.Tensor, impl: str | None = None, **kwargs: Any) -> None:
         self._guard(args, kwargs)

@@ -238,25 +238,8 @@ def _group(group, codes, scales, rows, tokens, blocks, units, values, run, runs,
 
 @numba.njit
 def _lay_out(
-    group,
-    x,
-    stride,
-    k,
-    codes,
-    scales,
-    astray,
-    rows,
-    tokens,
-    blocks,
-    units,
-    values,
-    run,
-    runs,
-    bias,
-    into,
-    x_scales,
-    corrections,
-):
+    group, x, stride, k, codes, scales, astray, rows, tokens, blocks, units, values, run, runs, bias, into, x_scales, corrections
+):  # fmt: skip
     for row in range(group * tokens, min((group + 1) * tokens, rows) if x != 0 else 0):
         _row(row, x, stride, k, codes, scales, astray)
     _group(group, codes, scales, rows, tokens, blocks, units, values, run, runs, bias, into, x_scales, corrections)
@@ -271,22 +254,6 @@ def lay_out(
     Words: int32 [groups, units * values / 4, tokens], word j of a unit holding the values j, j + p, j + 2p, j + 3p with
     p = values / 4; scales and corrections [groups, blocks or runs, tokens]."""
     arguments = (
-        x,
-        stride,
-        k,
-        codes,
-        scales,
-        astray,
-        rows,
-        tokens,
-        blocks,
-        units,
-        values,
-        run,
-        runs,
-        bias,
-        into,
-        x_scales,
-        corrections,
-    )
+        x, stride, k, codes, scales, astray, rows, tokens, blocks, units, values, run, runs, bias, into, x_scales, corrections
+    )  # fmt: skip
     parallel(_lay_out, arguments, (rows + tokens - 1) // tokens, team)

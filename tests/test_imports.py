@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "narrowgate"
-CHAIN = ["errors", "dispatch", "formats", "packing", "quantize", "ops", "nn", "models", "engine", "cli"]
+CHAIN = ["errors", "strides", "dispatch", "formats", "packing", "quantize", "ops", "nn", "models", "engine", "cli"]
 EXTRA = {  # what a layer may import beside those to its left in the chain
     "io": {"errors", "formats", "packing"},
     "engine": {"io", "simd"},
@@ -28,8 +28,8 @@ EXTRA = {  # what a layer may import beside those to its left in the chain
         "engine",
         "simd",
     },
-    "tile": {"errors", "dispatch", "formats", "packing"},
-    "simd": {"errors", "dispatch"},
+    "tile": {"errors", "strides", "dispatch", "formats", "packing"},
+    "simd": {"errors", "strides", "dispatch"},
     "packing": {"simd"},  # in kernel files only, which are the only ones that may import Numba
     "quantize": {"simd"},
     "ops": {"simd", "tile"},

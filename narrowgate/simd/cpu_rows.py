@@ -6,12 +6,11 @@ from row to row. Tensors whose outer axes do not merge into two (no model has su
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from narrowgate.simd.cpu import inline
 from narrowgate.simd.cpu_threads import threads
+from narrowgate.strides import merged
 
 SMALL = 1 << 15  # values: below it, waking a second thread costs more than it brings
 
@@ -24,19 +23,6 @@ def row_at(rows, r):
     if rows[1] == 1:
         return rows[0] + r * rows[2]
     return rows[0] + r // rows[1] * rows[2] + r % rows[1] * rows[3]
-
-
-def merged(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
-    """(extent, stride) of some axes, neighbours joined where one stride serves both; axes of extent 1 dropped."""
-    axes: list[tuple[int, int]] = []
-    for n, s in zip(shape, strides, strict=True):
-        if n == 1:
-            continue
-        if axes and axes[-1][1] == n * s:
-            axes[-1] = (axes[-1][0] * n, s)
-        else:
-            axes.append((n, s))
-    return axes
 
 
 def rows(t: Tensor) -> Rows | None:

@@ -8,11 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from narrowgate.strides import two_axes
 from narrowgate.tile.gpu_launch import launch
 from narrowgate.tile.gpu_math import round_to
 from narrowgate.tile.gpu_special import silu as silu_
 from narrowgate.tile.gpu_sums import offset
-from narrowgate.tile.strides import two_axes
 
 BLOCK = 2048
 

@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from narrowgate.strides import aligned
 from narrowgate.tile.gpu_math import round_to
 from narrowgate.tile.gpu_sums import block, columns, steady
-from narrowgate.tile.strides import aligned
 
 
 @triton.jit

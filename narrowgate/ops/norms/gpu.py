@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from narrowgate.strides import aligned, two_axes
 from narrowgate.tile.gpu_launch import launch
 from narrowgate.tile.gpu_math import round_to
 from narrowgate.tile.gpu_special import activate
 from narrowgate.tile.gpu_sums import block, columns, inverse_norm, offset, steady
-from narrowgate.tile.strides import aligned, two_axes
 
 
 @triton.jit(do_not_specialize=["limit"])

@@ -12,10 +12,10 @@ from torch import Tensor
 from narrowgate.ops.gates.gpu import BLOCK as GATES
 from narrowgate.ops.gates.gpu import gate
 from narrowgate.ops.norms.gpu import shape
+from narrowgate.strides import aligned
 from narrowgate.tile.gpu_launch import launch
 from narrowgate.tile.gpu_math import round_to
 from narrowgate.tile.gpu_sums import columns, inverse_norm, steady
-from narrowgate.tile.strides import aligned
 
 VALUES = 2048  # values of v that a program copies
 

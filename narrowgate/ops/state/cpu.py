@@ -14,9 +14,10 @@ from torch import Tensor
 
 from narrowgate.simd import cpu as simd
 from narrowgate.simd.cpu_compile import compiled
-from narrowgate.simd.cpu_rows import merged, row_at, team
+from narrowgate.simd.cpu_rows import row_at, team
 from narrowgate.simd.cpu_threads import parallel
 from narrowgate.simd.cpu_values import KINDS, NONE, copy_bytes, load_first, optional, read_index, size_of, store_first
+from narrowgate.strides import merged
 
 GATHER, SCATTER = range(2)
 BYTES = -1  # the kind of rows that are copied as they are

@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from narrowgate.strides import two_axes
 from narrowgate.tile.gpu_launch import flags, launch
 from narrowgate.tile.gpu_math import round_to
-from narrowgate.tile.strides import two_axes
 
 BLOCK = 2048
 _BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

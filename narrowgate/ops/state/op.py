@@ -12,7 +12,7 @@ from torch import Tensor
 from narrowgate.dispatch import Kernel, Operator
 from narrowgate.ops import checks
 from narrowgate.ops.host import host_kernel
-from narrowgate.tile.strides import scattered
+from narrowgate.strides import scattered
 
 _REFERENCE = "narrowgate.ops.state.reference"
 

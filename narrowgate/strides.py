@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from narrowgate.errors import UnsupportedError
@@ -16,7 +18,7 @@ def aligned(*tensors: torch.Tensor) -> bool:
 
 def two_axes(t: torch.Tensor) -> tuple[int, int, int]:
     """(inner, stride_outer, stride_inner): the rows of `t`, all axes but the last, as two axes."""
-    axes = _axes(t)
+    axes = merged(t.shape[:-1], t.stride()[:-1])
     if len(axes) > 2:
         raise UnsupportedError(scattered(t)[0])
     if len(axes) < 2:
@@ -27,14 +29,14 @@ def two_axes(t: torch.Tensor) -> tuple[int, int, int]:
 
 def scattered(*tensors: torch.Tensor) -> list[str]:
     """The reason to refuse rows that `two_axes` cannot name."""
-    bad = next((t for t in tensors if len(_axes(t)) > 2), None)
+    bad = next((t for t in tensors if len(merged(t.shape[:-1], t.stride()[:-1])) > 2), None)
     return [] if bad is None else [f"expected rows that lie as two strided axes at most, got strides {list(bad.stride())}"]
 
 
-def _axes(t: torch.Tensor) -> list[tuple[int, int]]:
-    """(extent, stride) of the axes before the last, those that follow on each other made one."""
+def merged(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
+    """(extent, stride) of some axes, neighbours joined where one stride serves both; axes of extent 1 dropped."""
     axes: list[tuple[int, int]] = []
-    for n, s in zip(t.shape[:-1], t.stride(), strict=False):
+    for n, s in zip(shape, strides, strict=True):
         if n == 1:
             continue
         if axes and axes[-1][1] == n * s:

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from narrowgate.errors import UnsupportedError
-from narrowgate.ops.linear import gpu_packed
+from narrowgate.ops.linear import gpu_packed, gpu_wide
 from narrowgate.ops.linear.gpu_place import place
 from narrowgate.ops.linear.prepare import PLACED, divides
 from narrowgate.ops.linear.reading import read_weight
@@ -158,7 +158,7 @@ def packed(
     )  # fmt: skip
     form |= {"BIAS": bias is not None, "BN": chosen.bn, "BM": chosen.bm, "STAGES": chosen.stages, "GROUPED": plan is not None}
     if chosen.wide:
-        gpu_packed.wide_kernel[(tiles_m, tiles_n)](*arguments, **form, num_warps=chosen.warps, enable_fp_fusion=True)
+        gpu_wide.wide_kernel[(tiles_m, tiles_n)](*arguments, **form, num_warps=chosen.warps, enable_fp_fusion=True)
         return
     gpu_packed.packed_kernel[(tiles_n, tiles_m, splits)](
         *arguments, **form, WARPS=chosen.warps, SPLITS=splits, num_warps=chosen.warps, enable_fp_fusion=True

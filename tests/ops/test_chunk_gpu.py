@@ -27,18 +27,22 @@ RUNS = """
     import torch
     from narrowgate.ops.gated_delta_rule import gpu_chunk, reference
 
-    gpu_chunk.RUN = 64
-    for ends, initial, decay in (([0, 200], None, 0.02), ([0, 64, 64, 300, 430], [1, 0, 1, 0], 0.01), ([0, 130, 131], [0, 1], 0.3)):
+    joined = gpu_chunk.choose({torch.float32}, 2, 12, 9)._replace(run=64, join="ieee")
+    cut = joined._replace(join="")
+    draws = [(joined, [0, 150], None, 0.02), (joined, [0, 64, 64, 200], [1, 0, 1], 0.01), (joined, [0, 130, 131], [0, 1], 0.3),
+             (cut, [0, 250], None, 3.0), (cut, [0, 64, 64, 200, 331], [1, 0, 1, 1], 1.5), (cut, [0, 150], None, 0.02)]
+    for config, ends, initial, decay in draws:
         g = torch.Generator().manual_seed(1)
         tokens, n = ends[-1] + 3, len(ends) - 1
         q, k = (torch.nn.functional.normalize(torch.randn(tokens, 1, 12, generator=g), dim=-1) for _ in range(2))
         v, beta = torch.randn(tokens, 2, 9, generator=g), torch.rand(tokens, 2, generator=g)
-        args = q, k, v, torch.rand(tokens, 2, generator=g) * -decay, beta
+        decays = -decay * torch.rand(tokens, 2, generator=g) * torch.tensor([1.0, 0.3])
+        args = q, k, v, decays, beta
         states = [torch.randn(n, 2, 9, 12, generator=g)]
         states.append(states[0].clone())
         outs = [torch.full(v.shape, torch.nan) for _ in states]
         kwargs = {"scale": 0.3, "has_initial_state": initial and torch.tensor(initial).bool()}
-        gpu_chunk.gated_delta_rule(*args, states[0], torch.tensor(ends), **kwargs, out=outs[0])
+        gpu_chunk.gated_delta_rule(*args, states[0], torch.tensor(ends), **kwargs, out=outs[0], config=config)
         reference.gated_delta_rule(*args, states[1], torch.tensor(ends), **kwargs, form="recurrent", out=outs[1])
         torch.testing.assert_close(outs[0], outs[1], rtol=0, atol=2e-6)
         torch.testing.assert_close(states[0], states[1], rtol=0, atol=2e-6)
@@ -59,8 +63,8 @@ COMPILED = """
         assert kernel.metadata.shared <= 227 * 1024
         assert "tf32" not in kernel.asm["ptx"]
     assert "wgmma" in kernels(torch.bfloat16, 32, 128, 128)[1].asm["ptx"]
-    names = [kernel.metadata.name for kernel in kernels(torch.bfloat16, 2, 16, 16, tokens=2 * gpu_chunk.RUN)]
-    assert names == ["solve_kernel", "carry_kernel", "join_kernel", "carry_kernel"], names
+    names = [kernel.metadata.name for kernel in kernels(torch.bfloat16, 2, 16, 16, tokens=2 * gpu_chunk.JOINED_RUN)]
+    assert names == ["_solve_kernel", "_carry_kernel", "_join_kernel", "_carry_kernel"], names
 """
 
 

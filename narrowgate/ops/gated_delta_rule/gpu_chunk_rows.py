@@ -4,8 +4,25 @@ Sequences are cut at multiples of some length from their own start. Part c of se
 workspace: no two parts share a row, there are T // length + N + 1 rows at most, and nobody on the host has to know a length."""
 
 # mypy: allow-untyped-defs
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
 import triton
 import triton.language as tl
+
+_COUNTS = {"T", "N", "SLOTS", "RATIO", "HV"}
+_SMALL = {"g", "beta", "cu_seqlens", "state_indices", "has_initial_state"}
+
+
+def kernels(function: Any) -> tuple[Any, Any]:
+    """A function compiled in two ways: for what is aligned to 16 bytes, and once for whatever else there is. Triton compiles
+    anew for an argument that is 1 or a multiple of 16; counts and small tensors gain nothing by it, so they never ask for it."""
+    names = [n for n, p in inspect.signature(function.fn).parameters.items() if p.annotation is not tl.constexpr]
+    counts, small = [n for n in names if n in _COUNTS], [n for n in names if n in _SMALL]
+    aligned = triton.jit(function.fn, do_not_specialize=counts, do_not_specialize_on_alignment=small)
+    return aligned, triton.jit(function.fn, do_not_specialize=names)
 
 
 @triton.jit
@@ -25,7 +42,7 @@ def slot_of(state_indices, n, N, SLOTS):
 
 @triton.jit
 def find(cu_seqlens, row, N, T, C: tl.constexpr):
-    """(sequence, chunk in it, first token, end) of a row of the workspace; sequence N is what lies after the last one."""
+    """(sequence, part of it, its first token, its end) of a row of the workspace; sequence N is what lies after the last one."""
     low, end = tl.full((), 0, tl.int32), tl.full((), 0, tl.int64) + T
     if cu_seqlens is None:
         low = tl.where((row > 0) & (row * C >= T), 1, 0)  # one sequence, and nothing after it
@@ -40,5 +57,4 @@ def find(cu_seqlens, row, N, T, C: tl.constexpr):
         start = clamped(cu_seqlens, low, T)
         if low < N:
             end = clamped(cu_seqlens, low + 1, T)
-    chunk = row - (start // C + low)
-    return low, start + chunk * C, end
+    return low, row - (start // C + low), start, end

@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,32 +56,30 @@ def from_config(
     config = module.read_config(raw, name)
     target = torch.device(device)
     dtype = dtype or (torch.float32 if target.type == "cpu" else torch.bfloat16)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(target).manual_seed(0)
     bound = {}
     for slot in slots(config, module.projections):
-        weight = Weight(_move(_draw(slot, scheme, generator), target))
+        weight = Weight(_draw(slot, scheme, generator))
         bound[slot.name] = Bound(Source(slot, (slot.name,), slot.module, slot.packable), weight)
     decoder = Builder(config, lambda n: bound[n].weight, dtype, False).decoder(module.build_projection)
     decoder.frequencies = decoder.frequencies.to(target)
-    if target.type == "cpu":
-        decoder.prepare()
+    decoder.prepare()
     folder: Any = SimpleNamespace(path=Path(name), config=raw, tokenizer=None, eos_ids=frozenset())
     return Model(folder, config, decoder, bound, SchemeChoice(scheme), dtype, target, ())
 
 
-def _move(value: PackedTensor | Tensor, device: torch.device) -> PackedTensor | Tensor:
-    return value.to(device)
-
-
 def _draw(slot: Slot, scheme: str, generator: torch.Generator) -> PackedTensor | Tensor:
-    """A random tensor of a slot. Small ones are near what trained models hold, so that states stay finite."""
+    """A random tensor of a slot, on the generator's device. Small ones are near what trained models hold, so that states stay
+    finite."""
+    device = generator.device
     if not slot.packable:
         if slot.module.endswith("A_log"):
-            return torch.rand(slot.shape, generator=generator) * 2.0
+            return torch.rand(slot.shape, generator=generator, device=device) * 2.0
         around = 1.0 if slot.module.endswith("linear_attn.norm") else 0.0
-        return (around + 0.02 * torch.randn(slot.shape, generator=generator)).bfloat16()
+        return (around + 0.02 * torch.randn(slot.shape, generator=generator, device=device)).bfloat16()
     *stack, rows, columns = slot.shape
-    tile = torch.randn([*(1 for _ in stack), min(rows, _TILE), columns], generator=generator) * columns**-0.5
+    some = [*(1 for _ in stack), min(rows, _TILE), columns]
+    tile = torch.randn(some, generator=generator, device=device) * columns**-0.5
     packed = quantize(tile, scheme)
     if scheme == "bf16":
         return _repeat(packed.data, slot.shape).view(torch.bfloat16)
@@ -143,7 +141,7 @@ def measure(model: Model, *, prompt: int = 512, steps: int = 32) -> Found:
     """Prefill and decode rates, then prompts and steps with the parts timed one by one (which costs a little itself)."""
     rates = speed(model, [1, 2, 3, 5, 8, 13, 21], prompt=prompt, steps=steps)
     cache, ids = model.new_cache(), torch.arange(prompt) % model.config.vocab_size
-    with _layers(model, lambda began: time.perf_counter() - began, time.perf_counter) as prompt_kinds:
+    with layer_times(model, time.perf_counter) as prompt_kinds:
         model.step(ids, cache, last_only=True)
     one = torch.tensor([7])
     spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
@@ -209,19 +207,28 @@ def _call_cost() -> float:
     return min(enter(1000) for _ in range(5))
 
 
+def named_parts(model: Model) -> list[tuple[Any, str]]:
+    """Every part of the model, and its kind."""
+    layers = model.decoder.layers
+    named: list[tuple[Any, str]] = [
+        (layer.mixer, "attention" if isinstance(layer.mixer, GatedAttention) else "gated delta") for layer in layers
+    ]
+    named += [(layer.mlp, "experts" if isinstance(layer.mlp, MoE) else "feed-forward") for layer in layers]
+    named += [(n, "norms") for layer in layers for n in (layer.before, layer.between)]
+    return [*named, (model.decoder.head, "head"), (model.decoder.embed, "embedding"), (model.decoder.norm, "norms")]
+
+
+def layer_times(model: Model, now: Callable[[], float]) -> Any:
+    """Within it, seconds of each part of the model add up by its kind."""
+    return _layers(model, lambda began: now() - began, now)
+
+
 @contextmanager
 def _layers(model: Model, ended: Any, begun: Any, into: Any = None) -> Iterator[Any]:
     """Within it, `ended(what begun() gave)` of each part of the model adds up by its kind."""
     into = defaultdict(float) if into is None else into
-    named: list[tuple[Any, str]] = [
-        (layer.mixer, "attention" if isinstance(layer.mixer, GatedAttention) else "gated delta")
-        for layer in model.decoder.layers
-    ]
-    named += [(layer.mlp, "experts" if isinstance(layer.mlp, MoE) else "feed-forward") for layer in model.decoder.layers]
-    named += [(n, "norms") for layer in model.decoder.layers for n in (layer.before, layer.between)]
-    named += [(model.decoder.head, "head"), (model.decoder.embed, "embedding"), (model.decoder.norm, "norms")]
     hooks = []
-    for module, kind in named:
+    for module, kind in named_parts(model):
         started: list[Any] = []
 
         def before(*_: Any, started: list[Any] = started) -> None:

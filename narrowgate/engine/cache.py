@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from narrowgate.nn.state import LayerState
+from narrowgate.nn.state import LayerState, PooledKeyValues
 
 
 class Cache:
@@ -14,8 +14,15 @@ class Cache:
     def __init__(self, batch: int, states: Sequence[LayerState]) -> None:
         self.batch = batch
         self.states = states
+        self._pools = [state for state in states if isinstance(state, PooledKeyValues)]
         self.lengths = [0] * batch
-        self.recordings: dict[Any, Any] = {}  # what a decoding step of so many sequences calls (recording.py)
+        self.recordings: dict[Any, Any] = {}  # a decoding step of so many sequences, to be repeated (recording.py, graph.py)
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for `tokens` of every sequence. What was captured of addresses that change by it is dropped."""
+        for state in self._pools:
+            if state.reserve(tokens):
+                self.recordings.clear()
 
     @property
     def nbytes(self) -> int:

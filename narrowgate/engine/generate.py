@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from narrowgate.engine.model import Model
 
 
+_AHEAD = 4096  # most new tokens that room is made for before there are any
+
+
 @dataclass(frozen=True)
 class Completion:
     """What was generated, the prompt not included. `text` ends before a stop string; `token_ids` are all that were chosen,
@@ -96,7 +99,8 @@ def _steps(
         for sequence in sequences:
             sequence.finished = "length"
         return
-    cache = model.new_cache(len(sequences))
+    longest = max(map(len, prompts))
+    cache = model.new_cache(len(sequences), capacity=longest + min(max_new_tokens, _AHEAD))
     flat = torch.tensor([token for prompt in prompts for token in prompt])
     logits = model.advance(flat, cache, [len(p) for p in prompts], range(len(prompts)), last_only=True)
     active = sequences

@@ -50,8 +50,7 @@ def load(
     build = Builder(config, lambda name: bound[name].weight, dtype, batch_invariant)
     decoder = build.decoder(family(folder.config).build_projection)
     decoder.frequencies = decoder.frequencies.to(target)
-    if target.type == "cpu":
-        decoder.prepare()
+    decoder.prepare()
     return Model(folder, config, decoder, bound, choice, dtype, target, tuple(notices))
 
 

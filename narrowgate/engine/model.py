@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from narrowgate.dispatch import Plan, plan
-from narrowgate.engine import chat, generate, recording
+from narrowgate.engine import chat, generate, graph, recording
 from narrowgate.engine.binding import Source
 from narrowgate.engine.cache import Cache
 from narrowgate.engine.generate import Completion
@@ -86,11 +86,17 @@ class Model:
         found = found if last_only else found.view(batch, length, self.config.vocab_size)
         return found if ids.ndim == 2 else found[0]
 
-    def new_cache(self, batch: int = 1) -> Cache:
-        """Empty states for `batch` sequences."""
+    def new_cache(self, batch: int = 1, *, capacity: int = 0) -> Cache:
+        """Empty states for `batch` sequences. capacity: tokens of a sequence that there is room for from the beginning; a cache
+        grows beyond it, but on a GPU the decoding step is captured again each time it does."""
         if type(batch) is not int or batch < 1:
             raise InputError(f"new_cache: expected a batch of at least 1, got {batch!r}")
-        return Cache(batch, self.decoder.new_states(batch, self.dtype, self.device))
+        if type(capacity) is not int or capacity < 0:
+            raise InputError(f"new_cache: expected a capacity of at least 0, got {capacity!r}")
+        pooled = self.device.type == "cuda"
+        cache = Cache(batch, self.decoder.new_states(batch, self.dtype, self.device, pooled=pooled))
+        cache.reserve(capacity)
+        return cache
 
     def step(
         self, token_ids: Tensor | Sequence[Any], cache: Cache, cu_seqlens: Tensor | Sequence[int] | None = None, *,
@@ -116,12 +122,17 @@ class Model:
         past = [cache.lengths[slot] for slot in slots]
         if last_only and 0 in lengths:
             raise InputError("step: expected every sequence to bring a token for last_only, got an empty one")
-        batch = ragged(lengths, slots, past, self.decoder.frequencies)
-        if batch.one_each and lengths and self.device.type == "cpu":
-            logits = recording.step(self.decoder, ids, batch, cache)
+        cache.reserve(max((n + p for n, p in zip(lengths, past, strict=True)), default=0))
+        one_each = bool(lengths) and all(n == 1 for n in lengths)
+        if one_each and self.device.type == "cuda":
+            logits = graph.step(self.decoder, ids, slots, past, cache)
         else:
-            rows = batch.cu_seqlens[1:].long() - 1 if last_only else None
-            logits = self.decoder(ids.to(self.device), batch, cache.states, rows)
+            batch = ragged(lengths, slots, past, self.decoder.frequencies)
+            if one_each and self.device.type == "cpu":
+                logits = recording.step(self.decoder, ids, batch, cache)
+            else:
+                rows = batch.cu_seqlens[1:].long() - 1 if last_only else None
+                logits = self.decoder(ids.to(self.device), batch, cache.states, rows)
         for slot, length in zip(slots, lengths, strict=True):
             cache.lengths[slot] += length
         return logits
@@ -216,8 +227,7 @@ class Model:
         found = []
         for bound in self._bound.values():
             weight, slot = bound.weight, bound.source.slot
-            value, dtype = weight(), weight.dtype
-            scheme = _DENSE_NAMES[dtype] if dtype is not None else value.scheme or value.element  # type: ignore[union-attr]
+            scheme = weight.scheme or _DENSE_NAMES[weight.dtype]  # type: ignore[index]
             found.append(TensorReport(slot.module, scheme, weight.packed, slot.packable, slot.shape, weight.nbytes))
         return found
 

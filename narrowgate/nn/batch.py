@@ -18,6 +18,9 @@ class Ragged:
 
     cu_seqlens int32 [n + 1] and state_indices int32 [n] say the same to the operators; cos and sin [T, 1, rotary/2],
     float32, are the rotary angles of the T = sum(lengths) new tokens. A recorded step has one of these and refills it.
+
+    `positions` int64 [n]: of a step of one token each whose slots and past are in tensors alone (`static`); `slots` and
+    `past` are then empty.
     """
 
     lengths: tuple[int, ...]
@@ -27,6 +30,7 @@ class Ragged:
     state_indices: Tensor
     cos: Tensor
     sin: Tensor
+    positions: Tensor | None = None
 
     @property
     def one_each(self) -> bool:
@@ -53,6 +57,13 @@ def ragged(
     cu_seqlens = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device=device)
     indices = torch.tensor(slots, dtype=torch.int32, device=device)
     return Ragged(tuple(lengths), tuple(slots), tuple(past), cu_seqlens, indices, angles.cos(), angles.sin())
+
+
+def static(slots: Tensor, positions: Tensor, cu_seqlens: Tensor, frequencies: Tensor) -> Ragged:
+    """One new token each of the sequences in `slots`, at `positions`, both int64 [n]: nothing of it is known to Python."""
+    angles = positions.to(torch.float32)[:, None, None] * frequencies
+    ones = (1,) * slots.shape[0]
+    return Ragged(ones, (), (), cu_seqlens, slots.to(torch.int32), angles.cos(), angles.sin(), positions)
 
 
 def rotary_frequencies(theta: float, rotary_dim: int) -> Tensor:

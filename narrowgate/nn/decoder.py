@@ -42,7 +42,7 @@ class Decoder(nn.Module):
 
     def prepare(self) -> None:
         """Hold every matrix as the device's products read it, and projections of one input in one piece, where there is a gain."""
-        if missing():
+        if self.frequencies.device.type == "cpu" and missing():
             return
         for module in self.modules():
             if isinstance(module, (PackedLinear, PackedExperts)):
@@ -51,9 +51,11 @@ class Decoder(nn.Module):
             if isinstance(module, Projections):
                 module.join()
 
-    def new_states(self, slots: int, dtype: torch.dtype, device: torch.device) -> list[LayerState]:
-        """One state a layer, empty."""
-        return [mixer.new_state(slots, dtype, device) for mixer in self._mixers]
+    def new_states(
+        self, slots: int, dtype: torch.dtype, device: torch.device, *, pooled: bool = False
+    ) -> list[LayerState]:  # fmt: skip
+        """One state a layer, empty. `pooled`: of the kind whose addresses and shapes do not follow the tokens (nn/state.py)."""
+        return [mixer.new_state(slots, dtype, device, pooled) for mixer in self._mixers]
 
     def forward(self, ids: Tensor, batch: Ragged, states: Sequence[LayerState], rows: Tensor | None = None) -> Tensor:
         """ids [T] -> logits float32 [T, vocab], or of `rows` alone; the states advance by T tokens."""

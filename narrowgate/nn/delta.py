@@ -84,7 +84,7 @@ class GatedDeltaNet(Mixer):
         self.project, self.out_proj = project, out_proj
         self.conv, self.A_log, self.dt_bias, self.norm = conv, A_log, dt_bias, norm
 
-    def new_state(self, slots: int, dtype: torch.dtype, device: torch.device) -> DeltaState:
+    def new_state(self, slots: int, dtype: torch.dtype, device: torch.device, pooled: bool = False) -> DeltaState:
         s = self.shape
         return DeltaState(slots, s.conv_channels, s.conv_width, s.v_heads, s.v_dim, s.k_dim, device)
 

@@ -25,7 +25,7 @@ class PackedLinear(nn.Module):
     @property
     def rows(self) -> int:
         """How many outputs."""
-        return self.weight().shape[0]
+        return self.weight.shape[0]
 
     def forward(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         bias = None if self.bias is None else self.bias.dense()
@@ -41,19 +41,21 @@ class Projections(nn.Module):
         self.whole: PackedLinear | None = None
 
     def join(self) -> None:
-        """Store the (prepared) weights in one piece of memory, of which each is then a view."""
+        """Store the (prepared) weights in one piece of memory, of which each is then a part."""
         layers: list[PackedLinear] = list(self.parts)  # type: ignore[arg-type]
-        values = [layer.weight() for layer in layers]
-        packed = [v for v in values if isinstance(v, PackedTensor)]
-        found = join_rows(packed) if len(packed) == len(values) else None
+        found = _joined([layer.weight() for layer in layers])
         biases = [layer.bias for layer in layers if layer.bias is not None]
         if found is None or len(biases) not in (0, len(layers)):
             return
-        whole, views = found
-        for layer, view in zip(layers, views, strict=True):
-            layer.weight.share(view)
+        whole, views = Weight(found[0]), found[1]
+        edges = torch.tensor([0, *(layer.rows for layer in layers)]).cumsum(0).tolist()
+        for i, layer in enumerate(layers):
+            if views is None:
+                layer.weight.lend(whole, edges[i], edges[i + 1])
+            else:
+                layer.weight.share(views[i])
         bias = Weight(torch.cat([b.dense() for b in biases])) if biases else None
-        self.whole = PackedLinear(Weight(whole), bias, batch_invariant=layers[0].batch_invariant)
+        self.whole = PackedLinear(whole, bias, batch_invariant=layers[0].batch_invariant)
 
     def forward(self, x: Tensor) -> Tensor:
         """The outputs of the parts side by side, [..., sum of their rows]."""
@@ -64,6 +66,20 @@ class Projections(nn.Module):
         if self.whole is None:
             return [part(x) for part in self.parts]
         return self.whole(x).split([part.rows for part in self.parts], dim=-1)
+
+
+def _joined(
+    values: Sequence[PackedTensor | Tensor],
+) -> tuple[PackedTensor | Tensor, Sequence[PackedTensor | Tensor] | None] | None:
+    """(the matrices one under another, views of it that they are, if they are), or None where they do not fit."""
+    packed = [v for v in values if isinstance(v, PackedTensor)]
+    if len(packed) == len(values):
+        return join_rows(packed)
+    dense = [v for v in values if isinstance(v, Tensor)]
+    if packed or len({v.dtype for v in dense}) > 1:
+        return None
+    whole = torch.cat(dense)
+    return whole, whole.split([len(v) for v in dense])
 
 
 class PackedExperts(nn.Module):

@@ -49,7 +49,8 @@ class MoE(nn.Module):
         logits = self.router(x, out_dtype=torch.float32)
         weights, experts = route(logits, self.top_k, self.normalise)
         order = experts.reshape(-1).argsort(stable=True)
-        sizes = torch.bincount(experts.reshape(-1), minlength=logits.shape[-1]).to(torch.int32)
+        sizes = torch.zeros(logits.shape[-1], dtype=torch.int32, device=x.device)  # not bincount, which makes a GPU wait
+        sizes.scatter_add_(0, experts.reshape(-1), torch.ones_like(order, dtype=torch.int32))
         rows = self.down(gated(self.gate_up(x[order // self.top_k], sizes)), sizes)
         spread = torch.empty_like(rows)
         spread[order] = rows

@@ -7,12 +7,15 @@ casts every floating tensor that it finds, therefore finds none: the checkpoint'
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from narrowgate import ops
 from narrowgate.formats import element, scheme
 from narrowgate.packing import PackedTensor, flatten, unflatten
+from narrowgate.packing.join import cut_rows, own
 from narrowgate.packing.operand import DENSE
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -21,13 +24,17 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Weight(nn.Module):
     """`weight()` is what products read, a PackedTensor or a dense Tensor, on whatever device the module is.
 
-    `packed`: whether the checkpoint holds it packed; `dtype`: a dense one's; `nbytes`: every byte that storing it takes.
+    `packed`: whether the checkpoint holds it packed; `dtype`: a dense one's; `scheme`: a packed one's, or its element;
+    `nbytes`: every byte that storing it takes.
     """
 
     def __init__(self, value: PackedTensor | Tensor) -> None:
         super().__init__()
         self.dtype = None if isinstance(value, PackedTensor) else value.dtype
         self.packed = self.dtype is None
+        self.scheme = (value.scheme or value.element) if isinstance(value, PackedTensor) else None
+        self.shape = tuple(value.shape)
+        self._cut: Callable[[], PackedTensor] | None = None
         self.nbytes = sum(t.numel() * t.element_size() for t in flatten(value)[0])
         self._hold(value)
 
@@ -42,6 +49,8 @@ class Weight(nn.Module):
             self.register_buffer(f"part_{i}", bits)
 
     def forward(self) -> PackedTensor | Tensor:
+        if self._cut is not None:
+            return self._cut()
         if self._current is None:
             tensors = list(self.buffers())
             if self._described == DENSE and self.dtype is not None:
@@ -57,19 +66,29 @@ class Weight(nn.Module):
         return value
 
     def prepare(self) -> None:
-        """Hold a matrix, or a stack of them, as the CPU's products read it: the same bits in another order. A dense one too
-        (its dtype is an element like any other). Elsewhere, and where no kernel reads it, nothing changes."""
+        """Hold a matrix, or a stack of them, as its device's products read it: the same bits in another order. On the CPU a
+        dense one too (its dtype is an element like any other). Where no kernel reads it nothing changes."""
         value = self()
-        if value.device.type != "cpu" or len(value.shape) < 2:
+        if len(value.shape) < 2 or (value.device.type != "cpu" and isinstance(value, Tensor)):
             return
         dense = isinstance(value, Tensor)
         ready = ops.prepare(_as_packed(value) if isinstance(value, Tensor) else value)
         if not dense or ready.layout == "lanes16@1":
             self._hold(ready)
 
-    def share(self, view: PackedTensor) -> None:
+    def share(self, view: PackedTensor | Tensor) -> None:
         """Hold `view`, the same bits in memory that another weight owns."""
         self._hold(view)
+
+    def lend(self, whole: Weight, start: int, stop: int) -> None:
+        """Hold nothing: be rows [start, stop) of `whole`, cut out of it (a copy) for whoever asks."""
+        value = self()
+        assert isinstance(value, PackedTensor)
+        factors, zero = own(value)
+        for name in list(self._buffers):
+            delattr(self, name)
+        self._current = None
+        self._cut = lambda: cut_rows(_packed(whole), start, stop, factors, zero)
 
     def stored(self) -> PackedTensor | Tensor:
         """As a file has it: dense, or in its scheme's own layout, scales in rows. A device's layout never reaches a file."""
@@ -84,6 +103,12 @@ class Weight(nn.Module):
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
         self._current = None
         return super()._apply(fn, recurse)
+
+
+def _packed(w: Weight) -> PackedTensor:
+    value = w()
+    assert isinstance(value, PackedTensor)
+    return value
 
 
 def _as_packed(w: Tensor) -> PackedTensor:

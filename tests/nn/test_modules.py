@@ -123,7 +123,7 @@ def test_keys_and_values_grow_apart():
         for slot, count in ((0, 1), (2, 3)):
             k, v = torch.randn(count, 2, 4), torch.randn(count, 2, 4)
             seen[slot].append((k, v))
-            keys, values = state.append(slot, k, v)
+            keys, values = state.append(slot, turn * count, k, v)
             assert keys.shape == ((turn + 1) * count, 2, 4)
     assert torch.equal(keys, torch.cat([k for k, _ in seen[2]]))
     assert torch.equal(values, torch.cat([v for _, v in seen[2]]))

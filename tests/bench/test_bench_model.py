@@ -9,7 +9,7 @@ pytest.importorskip("numba")
 
 import narrowgate as ng
 from narrowgate.bench import model as bench
-from narrowgate.bench import timing
+from narrowgate.bench import model_gpu, timing
 from narrowgate.cli.app import run
 from narrowgate.models import published
 
@@ -53,6 +53,41 @@ def test_the_table_and_wrong_arguments(capsys):
     for wrong in (["--config", "gpt"], ["--scheme", "int3"], ["--layers", "9"], ["--steps", "0"]):
         assert run(["bench", "model", "--config", "dense", *wrong]) == 2
     assert capsys.readouterr().err.count("expected") == 4
+
+
+@pytest.mark.parametrize("config", ["dense", "moe"])
+def test_bytes_of_a_token_by_kind_are_those_of_the_whole(config):
+    """What the bench of a GPU divides by: every tensor counted once, states both ways, keys and values as far as they go."""
+    model = bench.random_model(config, "mxfp4")
+    states = model.decoder.new_states(1, torch.bfloat16, torch.device("cpu"), pooled=True)
+    for state in states:
+        if hasattr(state, "pool"):
+            state.reserve(500)
+    read, copied = model_gpu._bytes(model, states, 128)
+    heads = model.config.kv_heads * model.config.head_dim
+    row = model.report()[0].nbytes // model.config.vocab_size
+    assert sum(read.values()) == bench.token_bytes(model) + row + 2 * 128 * heads * 2
+    assert copied == {"gated delta": 2 * sum(s.nbytes for s in states if hasattr(s, "rule"))}
+    assert set(read) == {kind for _, kind in bench.named_parts(model)}
+
+
+def test_a_device_that_is_not_there(capsys):
+    assert run(["bench", "model", "--config", "dense", "--device", "cuda:63"]) == 2
+    assert "--device" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", ["dense", "moe"])
+def test_the_command_on_a_card(config, monkeypatch, capsys):
+    monkeypatch.setattr(timing, "roofs", lambda device: {"read": 4e12, "copy": 4e12})
+    arguments = ["bench", "model", "--device", "cuda", "--config", config, "--scheme", "mxfp4", "--prompt", "9", "--steps", "3"]
+    assert run([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["decode_microseconds_by_layer"]) == set(found["floor_microseconds_by_layer"])
+    assert all(v > 0 for v in found["decode_microseconds_by_layer"].values())
+    assert 0 < found["floor_microseconds"] < found["replay_microseconds"] <= found["step_microseconds"]
+    assert run(arguments) == 0
+    assert "one CUDA graph a step" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("scheme", ng.schemes())

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import narrowgate.ops as ops
 from narrowgate.bench.timing import Call, Measured, copies, replayed
+from narrowgate.ops.gated_delta_rule.layer import composed, decode_layer
 
 OURS = "narrowgate"
 HK, K, V, W = 16, 128, 128, 4
@@ -170,27 +171,28 @@ def _projection(b: int, hv: int) -> dict[str, Any]:
 
 
 def _glue(b: int, hv: int) -> Timed:
-    """A layer's decode but for its products, through the public operators: four launches."""
+    """A layer's decode but for its products: in one launch, as the runner does it, beside the four operators."""
     given, states, slots = _projection(b, hv), _states(b, hv), torch.arange(b, device=DEVICE, dtype=torch.int32)
     mixed = given.pop("mixed")
     weight = torch.randn(mixed.shape[1], W, device=DEVICE).to(BF16)
     gate, norm = torch.randn(b, hv, V, device=DEVICE).to(BF16), torch.ones(V, device=DEVICE, dtype=BF16)
     taps = torch.zeros(b, mixed.shape[1], W - 1, device=DEVICE)
-    out = torch.empty(b, hv, V, dtype=BF16, device=DEVICE)
-    sizes: dict[str, Any] = {"num_k_heads": HK, "head_k_dim": K, "head_v_dim": V}
-
-    def layer(state: Tensor, taps: Tensor, impl: str | None = None) -> Tensor:
-        rows = ops.causal_conv1d_step(mixed, weight, None, taps, state_indices=slots, impl=impl)
-        q, k, v, g, beta = ops.gdn_post_conv(rows, **given, **sizes, impl=impl)
-        o = ops.gated_delta_rule_step(q, k, v, g, beta, state, scale=K**-0.5, state_indices=slots, impl=impl)
-        return ops.rms_norm_gated(o, gate, norm, eps=1e-6, out=out if impl is None else None, impl=impl)
+    arrivals = torch.zeros(b, HK, dtype=torch.int32, device=DEVICE)
+    given = {"mixed": mixed, "z": gate, **given, "weight": weight, "norm": norm, "state_indices": slots}
+    given |= {"num_k_heads": HK, "scale": K**-0.5, "eps": 1e-6}
 
     def check() -> list[tuple[Tensor, Tensor]]:
-        a, b = (layer(states[0].clone(), taps.clone(), impl) for impl in ("reference", IMPL))
-        return [(a, b)]
+        found = []
+        for layer in (functools.partial(composed, impl="reference"), functools.partial(decode_layer, arrivals=arrivals)):
+            t, s = taps.clone(), states[0].clone()
+            found.append((layer(**given, taps=t, state=s), t, s))
+        return list(zip(*found, strict=True))
 
-    calls = [functools.partial(layer, s, t) for s, t in ((s, taps.clone()) for s in states)]
-    return Timed(f"decode glue B={b} Hv={hv}", calls, 2 * states[0].nbytes, check, True, note="floor: the step's states alone")
+    pools: list[dict[str, Any]] = [{"state": s, "taps": taps.clone()} for s in states]
+    calls = [functools.partial(decode_layer, **given, arrivals=arrivals, **p) for p in pools]
+    four: dict[str, Sequence[Call]] = {"four launches": [functools.partial(composed, **given, **p) for p in pools]}
+    floor = "floor: the step's states alone"
+    return Timed(f"decode glue B={b} Hv={hv}", calls, 2 * states[0].nbytes, check, True, four, note=floor)
 
 
 def _prefill(t: int, hv: int) -> Timed:

@@ -17,6 +17,7 @@ from narrowgate.nn.batch import Ragged
 from narrowgate.nn.linear import PackedLinear, Projections
 from narrowgate.nn.state import DeltaState, Mixer
 from narrowgate.nn.weight import Weight
+from narrowgate.ops.gated_delta_rule.layer import decode_layer
 
 
 @dataclass(frozen=True)
@@ -86,25 +87,24 @@ class GatedDeltaNet(Mixer):
 
     def new_state(self, slots: int, dtype: torch.dtype, device: torch.device, pooled: bool = False) -> DeltaState:
         s = self.shape
-        return DeltaState(slots, s.conv_channels, s.conv_width, s.v_heads, s.v_dim, s.k_dim, device)
+        return DeltaState(slots, s.conv_channels, s.conv_width, s.k_heads, s.v_heads, s.v_dim, s.k_dim, device)
 
     def forward(self, x: Tensor, batch: Ragged, state: DeltaState) -> Tensor:
         s, tokens = self.shape, x.shape[0]
         mixed, z, b, a = self.project(x)
-        weight = self.conv.dense().view(s.conv_channels, s.conv_width)
-        indices = batch.state_indices
+        weight, norm = self.conv.dense().view(s.conv_channels, s.conv_width), self.norm.dense()
+        A_log, dt_bias, scale = self.A_log.dense(), self.dt_bias.dense(), s.k_dim**-0.5
+        z, indices = z.view(tokens, s.v_heads, s.v_dim), batch.state_indices
         if batch.one_each:
-            mixed = ops.causal_conv1d_step(mixed, weight, None, state.conv, state_indices=indices)
+            y = decode_layer(
+                mixed, z, a, b, weight, state.conv, A_log, dt_bias, norm, state.rule, state.arrivals, indices,
+                num_k_heads=s.k_heads, scale=scale, eps=self.eps,
+            )  # fmt: skip
         else:
             mixed = ops.causal_conv1d(mixed, weight, None, state.conv, batch.cu_seqlens, state_indices=indices)
-        q, k, v, g, beta = ops.gdn_post_conv(
-            mixed, a, b, self.A_log.dense(), self.dt_bias.dense(),
-            num_k_heads=s.k_heads, head_k_dim=s.k_dim, head_v_dim=s.v_dim,
-        )  # fmt: skip
-        scale = s.k_dim**-0.5
-        if batch.one_each:
-            y = ops.gated_delta_rule_step(q, k, v, g, beta, state.rule, scale=scale, state_indices=indices)
-        else:
+            q, k, v, g, beta = ops.gdn_post_conv(
+                mixed, a, b, A_log, dt_bias, num_k_heads=s.k_heads, head_k_dim=s.k_dim, head_v_dim=s.v_dim
+            )
             y = ops.gated_delta_rule(q, k, v, g, beta, state.rule, batch.cu_seqlens, scale=scale, state_indices=indices)
-        y = ops.rms_norm_gated(y, z.view(tokens, s.v_heads, s.v_dim), self.norm.dense(), eps=self.eps)
+            y = ops.rms_norm_gated(y, z, norm, eps=self.eps)
         return self.out_proj(y.reshape(tokens, s.value_size))

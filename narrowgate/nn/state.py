@@ -32,13 +32,15 @@ class Mixer(nn.Module):
 
 
 class DeltaState:
-    """conv [slots, C, W-1], the last inputs of the convolution, and rule [slots, Hv, V, K] float32, the rule's state."""
+    """conv [slots, C, W-1], the last inputs of the convolution, and rule [slots, Hv, V, K] float32, the rule's state. `arrivals`
+    is what programs of one launch count each other in (`decode_layer`); between launches it is zero."""
 
     def __init__(
-        self, slots: int, channels: int, width: int, heads: int, v_dim: int, k_dim: int, device: torch.device
+        self, slots: int, channels: int, width: int, k_heads: int, heads: int, v_dim: int, k_dim: int, device: torch.device
     ) -> None:  # fmt: skip
         self.conv = torch.zeros(slots, channels, width - 1, dtype=torch.float32, device=device)
         self.rule = torch.zeros(slots, heads, v_dim, k_dim, dtype=torch.float32, device=device)
+        self.arrivals = torch.zeros(slots, k_heads, dtype=torch.int32, device=device)
 
     @property
     def nbytes(self) -> int:

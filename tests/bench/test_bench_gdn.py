@@ -28,15 +28,16 @@ def test_every_case_checks_and_is_timed():
     with torch.no_grad():
         found, refused = gdn.measure([3], [4], [70])
     assert refused == []
-    kinds = ["step", "packed", "speculative", "decode", "prefill", "causal", "post-conv", "gated", "l2"]
+    kinds = ["step", "packed", "speculative", "decode", "decode", "prefill", "causal", "post-conv", "gated", "l2"]
     assert [m.case.split()[0] for m in found] == kinds
     assert all(m.share == 1.0 for m in found)
 
 
-@pytest.mark.parametrize("op", ["gated_delta_rule_step", "rms_norm_gated", "causal_conv1d_step"])
+@pytest.mark.parametrize("op", ["gated_delta_rule_step", "rms_norm_gated", "decode_layer"])
 def test_what_does_not_check_is_not_timed(monkeypatch, op):
-    right = getattr(gdn.ops, op)
-    monkeypatch.setattr(gdn.ops, op, lambda *a, impl=None, **k: right(*a, impl=impl, **k) * (1 if impl == "reference" else 1.1))
+    home = gdn if op == "decode_layer" else gdn.ops
+    right = getattr(home, op)
+    monkeypatch.setattr(home, op, lambda *a, **k: right(*a, **k) * (1 if k.get("impl") == "reference" else 1.1))
     with torch.no_grad():
         found, refused = gdn.measure([3], [4], [70])
     assert refused

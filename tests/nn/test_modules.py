@@ -131,7 +131,7 @@ def test_keys_and_values_grow_apart():
 
 
 def test_delta_state_has_a_fixed_size():
-    state = DeltaState(5, 11, 4, 3, 6, 2, torch.device("cpu"))
+    state = DeltaState(5, 11, 4, 1, 3, 6, 2, torch.device("cpu"))
     assert state.conv.shape == (5, 11, 3)
     assert state.rule.shape == (5, 3, 6, 2)
     assert state.nbytes == 4 * (5 * 11 * 3 + 5 * 3 * 6 * 2)

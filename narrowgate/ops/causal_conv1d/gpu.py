@@ -16,13 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from narrowgate.tile.gpu_launch import flags, launch
+from narrowgate.tile.gpu_launch import flags, follow, launch
 from narrowgate.tile.gpu_math import bound, round_to
 from narrowgate.tile.gpu_special import activate
 from narrowgate.tile.gpu_sums import single
 
 CHUNK = 8  # tokens of an entry of a work descriptor
-GROUPS = 8  # chunks that a program takes one after another, with its weights at hand
+BT, GROUPS, BC, WARPS = 8, 8, 256, 1  # a program takes BT tokens at a time, GROUPS times, of BC channels
 STEP = 128  # channels of a program of a step
 
 
@@ -77,13 +77,22 @@ def _weights(weight, c, here, stride_w, W: tl.constexpr):
 
 
 @triton.jit
-def _block(x, out, bias, weights, t, ok, c, stride_x, stride_o, W: tl.constexpr, ACTIVATION: tl.constexpr):
-    """Tokens t [BT] whose windows hold inputs only, channels c [BC]."""
-    y = bias[None, :]
-    for j in tl.static_range(W):
-        tap = tl.load(x + (t - (W - 1) + j)[:, None] * stride_x + c[None, :], ok, other=0.0).to(tl.float32)
-        y = tl.fma(weights[j][None, :], tap, y)
-    tl.store(out + t[:, None] * stride_o + c[None, :], round_to(activate(y, ACTIVATION), out.dtype.element_ty), ok)
+def _run(
+    x, out, bias, weights, at, first, last, c, here, stride_x, stride_o,
+    W: tl.constexpr, ACTIVATION: tl.constexpr, BT: tl.constexpr,
+):  # fmt: skip
+    """Tokens at..at+BT-1 of those whose windows hold inputs only. A row is read and widened once, for its W tokens."""
+    rows = ()
+    for j in tl.static_range(BT + W - 1):
+        t = at + j - (W - 1)
+        row = tl.load(x + t * stride_x + c, here & (t >= first) & (t < last), other=0.0).to(tl.float32)
+        rows = rows + (row,)  # type: ignore[assignment]  # noqa: RUF005
+    for j in tl.static_range(BT):
+        y = bias
+        for i in tl.static_range(W):
+            y = tl.fma(weights[i], rows[j + i], y)
+        ok = here & (at + j >= first + W - 1) & (at + j < last)
+        tl.store(out + (at + j) * stride_o + c, round_to(activate(y, ACTIVATION), out.dtype.element_ty), ok)
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "entries"])
@@ -127,9 +136,7 @@ def _conv_kernel(
             y += tl.load(bias + c, here, other=0.0).to(tl.float32)
         weights = _weights(weight, c, here, stride_w, W)
         for group in range(GROUPS):
-            t = at + group * BT + tl.arange(0, BT)
-            ok = ((t >= first + W - 1) & (t < last))[:, None] & here[None, :]
-            _block(x, out, y, weights, t, ok, c, stride_x, stride_o, W, ACTIVATION)
+            _run(x, out, y, weights, at + group * BT, first, last, c, here, stride_x, stride_o, W, ACTIVATION, BT)
         if chunk == 0:  # the first tokens, whose windows reach into the state; then the state itself, reads ahead of writes
             held = here & keep
             for t in range(bound(first), bound(tl.minimum(first + W - 1, last))):
@@ -146,6 +153,7 @@ def _step_kernel(
     x, weight, bias, state, indices, out, slots, channels, stride_x, stride_w, stride_s, stride_c, stride_i, stride_o,
     W: tl.constexpr, ACTIVATION: tl.constexpr, INDEXED: tl.constexpr, BIAS: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
+    follow()
     row = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     slot = tl.load(indices + row * stride_i).to(tl.int64) if INDEXED else row
@@ -201,7 +209,7 @@ def causal_conv1d(
     tokens, channels = x.shape
     sequences = 1 if cu_seqlens is None else cu_seqlens.shape[0] - 1
     work = batch_ptr is not None
-    bt, groups, bc = CHUNK, 1 if work else GROUPS, min(128, triton.next_power_of_2(max(channels, 1)))
+    bt, groups, bc = (CHUNK, 1, BC) if work else (BT, GROUPS, BC)
     entries = batch_ptr.shape[0] if batch_ptr is not None else 0
     programs = (entries if work else tokens // (bt * groups)) + sequences
     launch(
@@ -210,7 +218,7 @@ def causal_conv1d(
         channels, x.stride(0), weight.stride(0), *state.stride()[:2], 0 if state_indices is None else state_indices.stride(0),
         out.stride(0), W=weight.shape[1], ACTIVATION=activation or "none", VARLEN=cu_seqlens is not None,
         FLAGGED=has_initial_state is not None, INDEXED=state_indices is not None, WORK=work, BIAS=bias is not None,
-        BT=bt, GROUPS=groups, BC=bc, SEARCH=min(1024, max(16, triton.next_power_of_2(sequences))), num_warps=2,
+        BT=bt, GROUPS=groups, BC=bc, SEARCH=min(1024, max(16, triton.next_power_of_2(sequences))), num_warps=WARPS,
     )  # fmt: skip
 
 
@@ -223,7 +231,7 @@ def causal_conv1d_step(
         _step_kernel, (rows, triton.cdiv(channels, STEP)), x, x, weight, bias, state, state_indices, out, state.shape[0],
         channels, x.stride(0), weight.stride(0), *state.stride()[:2], 0 if state_indices is None else state_indices.stride(0),
         out.stride(0), W=weight.shape[1], ACTIVATION=activation or "none", INDEXED=state_indices is not None,
-        BIAS=bias is not None, BC=STEP,
+        BIAS=bias is not None, BC=STEP, overlap=True,
     )  # fmt: skip
 
 

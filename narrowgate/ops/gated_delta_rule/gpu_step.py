@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from narrowgate.ops.gated_delta_rule import gpu_token as token
-from narrowgate.tile.gpu_launch import launch
+from narrowgate.tile.gpu_launch import follow, launch
 from narrowgate.tile.gpu_math import through
 from narrowgate.tile.gpu_special import exp, log_decay, sigmoid
 from narrowgate.tile.gpu_sums import inverse_norm
@@ -34,6 +34,7 @@ def _step_kernel(
     RATIO: tl.constexpr, INDEXED: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
+    follow()
     row, head, part, slot, live = _program(indices, stride_i, slots, HV, V, BV, INDEXED)
     inside, ok, vs, v_ok, ks, k_ok = token.tile(head, part, stride_sh, stride_sv, limit, K, V, BK, BV, ALIGNED)
     to = out + row * stride_ot + head * stride_oh + vs
@@ -57,6 +58,7 @@ def _packed_step_kernel(
     RATIO: tl.constexpr, ROUND_BETA: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
+    follow()
     row, head, part, slot, live = _program(indices, stride_i, slots, HV, V, BV, True)
     inside, ok, vs, v_ok, ks, k_ok = token.tile(head, part, stride_sh, stride_sv, limit, K, V, BK, BV, ALIGNED)
     to = out + row * stride_ot + head * stride_oh + vs
@@ -90,7 +92,7 @@ def gated_delta_rule_step(
     launch(
         _step_kernel, rows * programs, q, q, k, v, g, beta, state, indices, out, scale, state.shape[0], state.shape[3],
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], g.stride(0), beta.stride(0), *state.stride()[:3], indices.stride(0),
-        *out.stride()[:2], RATIO=v.shape[1] // q.shape[1], INDEXED=indexed, **constants,
+        *out.stride()[:2], RATIO=v.shape[1] // q.shape[1], INDEXED=indexed, **constants, overlap=True,
     )  # fmt: skip
 
 
@@ -104,5 +106,5 @@ def gated_delta_rule_packed_step(
         _packed_step_kernel, rows * programs, mixed_qkv, mixed_qkv, a, b, A_log, dt_bias, state, state_indices, out, scale,
         slots, keys, mixed_qkv.stride(0), a.stride(0), b.stride(0), A_log.stride(0), dt_bias.stride(0), *state.stride()[:3],
         state_indices.stride(0), *out.stride()[:2], RATIO=heads * 2 * keys // (mixed_qkv.shape[1] - heads * values),
-        ROUND_BETA=round_beta, **constants,
+        ROUND_BETA=round_beta, **constants, overlap=True,
     )  # fmt: skip

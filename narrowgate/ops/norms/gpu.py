@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from narrowgate.strides import aligned, two_axes
-from narrowgate.tile.gpu_launch import launch
+from narrowgate.tile.gpu_launch import follow, launch
 from narrowgate.tile.gpu_math import round_to
 from narrowgate.tile.gpu_special import activate
 from narrowgate.tile.gpu_sums import block, columns, inverse_norm, offset, steady
@@ -23,26 +23,32 @@ def _norm_kernel(
     WEIGHTED: tl.constexpr, GATE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
+    follow()
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     c, inside = columns(BLOCK, WIDTH, limit, ALIGNED)
     ok = (row < rows) & inside
     y = tl.load(steady(x, offset(row, x_inner, x_outer, x_step) + c), ok, other=0.0).to(tl.float32)
-    y = y * inverse_norm(y, count, eps)
-    if WEIGHTED:
-        y = y * (tl.load(steady(weight, c), inside, other=0.0).to(tl.float32) + weight_bias)
+    if WEIGHTED:  # loads stand ahead of the sum, which nothing after it passes
+        factor = tl.load(steady(weight, c), inside, other=0.0).to(tl.float32) + weight_bias
     if GATE != "none":
         z = tl.load(steady(gate, offset(row, g_inner, g_outer, g_step) + c), ok, other=0.0).to(tl.float32)
+    y = y * inverse_norm(y, count, eps)
+    if WEIGHTED:
+        y = y * factor
+    if GATE != "none":
         y = y * activate(z, GATE)
     tl.store(steady(out, offset(row, o_inner, o_outer, o_step) + c), round_to(y, out.dtype.element_ty), ok)
+
+
+VALUES = 4096  # of a program where there are many rows
+STEADY = 512  # values of a tile in which every thread of four warps has four of one row: fewer would change the order of a sum
 
 
 def shape(width: int, rows: int) -> dict[str, Any]:
     """The tile for rows of one width. `rows` changes how many a program takes, and no bit."""
     columns_ = block(width)
-    warps = 4 if columns_ <= 4096 else 16
-    most = max(1, 4096 // columns_)
-    few = 4 if columns_ <= 128 else 1
-    return {"BLOCK": columns_, "ROWS": most if rows >= 2048 * most else min(few, most), "num_warps": warps}
+    most, few = max(1, VALUES // columns_), max(1, STEADY // columns_)
+    return {"BLOCK": columns_, "ROWS": most if rows >= 2048 * most else few, "num_warps": 4 if columns_ <= 4096 else 16}
 
 
 def _norm(
@@ -55,7 +61,7 @@ def _norm(
     launch(
         _norm_kernel, triton.cdiv(rows, constants["ROWS"]), x, x, gate, weight, out, float(count), eps, weight_bias, rows, width,
         *(two_axes(x)), *((1, 0, 0) if gate is None else two_axes(gate)), *(two_axes(out)),
-        WEIGHTED=weight is not None, GATE=activation, WIDTH=width, ALIGNED=aligned(*given), **constants,
+        WEIGHTED=weight is not None, GATE=activation, WIDTH=width, ALIGNED=aligned(*given), **constants, overlap=True,
     )  # fmt: skip
 
 

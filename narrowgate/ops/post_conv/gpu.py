@@ -13,7 +13,7 @@ from narrowgate.ops.gates.gpu import BLOCK as GATES
 from narrowgate.ops.gates.gpu import gate
 from narrowgate.ops.norms.gpu import shape
 from narrowgate.strides import aligned
-from narrowgate.tile.gpu_launch import launch
+from narrowgate.tile.gpu_launch import follow, launch
 from narrowgate.tile.gpu_math import round_to
 from narrowgate.tile.gpu_sums import columns, inverse_norm, steady
 
@@ -26,6 +26,7 @@ def _post_conv_kernel(
     stride_m, stride_a, stride_b, stride_A, stride_dt, HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     NORM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ALIGNED: tl.constexpr, VALUES: tl.constexpr, GATES: tl.constexpr,
 ):  # fmt: skip
+    follow()
     program = tl.program_id(0)
     if program < norm_programs:  # rows of q and k: head after head, they lie one behind the other
         row = (program.to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
@@ -73,5 +74,5 @@ def _run(
     launch(
         _post_conv_kernel, norms + copies + rest, mixed, mixed, q, k, v, *gates, g, beta, tokens, keys, norms, copies, eps,
         mixed.stride(0), *strides, HK=hk, HV=hv, K=keys, V=values, NORM=gates[0] is not None,
-        ALIGNED=aligned(mixed, q, k), VALUES=VALUES, GATES=GATES, **constants,
+        ALIGNED=aligned(mixed, q, k), VALUES=VALUES, GATES=GATES, **constants, overlap=True,
     )  # fmt: skip

@@ -87,7 +87,7 @@ COMPILED = """
     import re
     import torch
     from narrowgate.ops.causal_conv1d import gpu as conv
-    from narrowgate.ops.gated_delta_rule import cases_inputs, gpu_sequence, gpu_step
+    from narrowgate.ops.gated_delta_rule import cases_inputs, gpu_layer, gpu_sequence, gpu_step
     from narrowgate.ops.norms import gpu as norms
     from narrowgate.ops.post_conv import gpu as post_conv
     from narrowgate.tile.gpu_offline import compiling, inexact
@@ -109,6 +109,15 @@ COMPILED = """
 
     def layouts(kernel):
         return re.findall(r"#blocked\\d* = (.*)", kernel.asm["ttgir"])
+
+    def summed(kernel):
+        # how the tiles lie that are summed along their rows: columns a thread, columns of a warp, warps along a row
+        ir = kernel.asm["ttgir"]
+        names = dict(re.findall(r"(#blocked\\d*) = #ttg.blocked<(.*)>", ir))
+        found = re.findall(r'axis = 1 : i32.*?\\}\\) : \\(tensor<[^,]*, (#blocked\\d*)>', ir, re.DOTALL)
+        assert found
+        lies = r"sizePerThread = \\[1, (\\d+)\\], threadsPerWarp = \\[\\d+, (\\d+)\\], warpsPerCTA = \\[\\d+, (\\d+)\\]"
+        return {re.search(lies, names[name]).groups() for name in found}
 
     def sums(kernel):
         return [kernel.asm["ptx"].count(i) for i in ("shfl.sync", "add.f32", "add.rn.f32")]
@@ -142,6 +151,24 @@ COMPILED = """
         post_conv.gdn_post_conv, x, a, a, a[0], a[0], num_k_heads=1, head_k_dim=128, head_v_dim=128, out=(*fused, *gates)
     )
     assert sums(one)[0] == sums(all_)[0] == 5  # a row is summed in the same order alone and fused
+
+    # and in one order whether the rows are few or many
+    for width in (16, 64, 128, 256, 2048):
+        few, many = (torch.empty(1, dtype=BF16).expand(rows, width) for rows in (1, 2048 * 4096 // width))
+        orders = [summed(compiled(norms.l2_norm, t, out=t)) for t in (few, many)]
+        assert orders[0] == orders[1], (width, orders)
+        assert len(orders[0]) == 1
+
+    # the whole layer sums as its parts do
+    for split in (1, 4):
+        layer = compiled(
+            gpu_layer.decode_layer, torch.zeros(2, 512, dtype=BF16), torch.zeros(2, 2, 128, dtype=BF16), torch.zeros(2, 2),
+            torch.zeros(2, 2), torch.zeros(512, 4), torch.zeros(2, 512, 3), torch.zeros(2), torch.zeros(2), torch.zeros(128),
+            torch.zeros(2, 2, 128, 128), torch.zeros(2, dtype=torch.int32), torch.zeros(2, 1, dtype=torch.int32), scale=1.0,
+            norm_eps=1e-6, out=torch.zeros(2, 2, 128, dtype=BF16), split=split,
+        )
+        assert summed(layer) == summed(one) == summed(kernels[0]) == {("4", "32", "1")}, summed(layer)
+        assert "griddepcontrol.wait" in layer.asm["ptx"]
 """
 
 

@@ -40,11 +40,17 @@ def _power(n):
 
 
 @triton.jit
+def _minus(x):
+    """-x, for which the compiler has a sign in the next instruction; what Triton makes of `-x` is a subtraction from zero."""
+    return x * -1.0
+
+
+@triton.jit
 def _sigmoid(x):
     """1 / (1 + 2^t), t = -x log2(e) in two parts: the second corrects the power of the first. A NaN gives 0 or 1."""
-    z = tl.minimum(tl.maximum(-x, -88.0), 88.0)
+    z = tl.minimum(tl.maximum(_minus(x), -88.0), 88.0)
     t = z * 1.44269502
-    rest = tl.fma(z, 1.92596299e-8, tl.fma(z, 1.44269502, -t))
+    rest = tl.fma(z, 1.92596299e-8, tl.fma(z, 1.44269502, _minus(t)))
     e = tl.exp2(t)
     return _reciprocal(1.0 + tl.fma(e, rest * 0.693147182, e))
 
@@ -56,7 +62,7 @@ def _reciprocal(d):
         return tl.div_rn(1.0, d)
     else:
         r = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1)
-        return tl.fma(r, tl.fma(-d, r, 1.0), r)
+        return tl.fma(r, tl.fma(_minus(d), r, 1.0), r)
 
 
 @triton.jit

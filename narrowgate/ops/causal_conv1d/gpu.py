@@ -19,11 +19,45 @@ from torch import Tensor
 from narrowgate.tile.gpu_launch import flags, follow, launch
 from narrowgate.tile.gpu_math import bound, round_to
 from narrowgate.tile.gpu_special import activate
-from narrowgate.tile.gpu_sums import single
+from narrowgate.tile.gpu_sums import single, steady
 
 CHUNK = 8  # tokens of an entry of a work descriptor
 BT, GROUPS, BC, WARPS = 8, 8, 256, 1  # a program takes BT tokens at a time, GROUPS times, of BC channels
 STEP = 128  # channels of a program of a step
+
+
+@triton.jit
+def _place(base, offsets, STEADY: tl.constexpr):
+    """base + offsets. STEADY claims neighbours for the sake of the layout: only under a mask of which nothing is known."""
+    if STEADY:
+        return steady(base, offsets)
+    else:
+        return base + offsets
+
+
+@triton.jit
+def window(x, taps, c, ok, stride_c, W: tl.constexpr, STEADY: tl.constexpr):
+    """One token's old taps and its input, of channels c: W tensors of c's shape."""
+    found = ()
+    for j in tl.static_range(W - 1):
+        tap = tl.load(_place(taps, c.to(tl.int64) * stride_c + j, STEADY), ok, other=0.0).to(tl.float32)
+        found = found + (tap,)  # type: ignore[assignment]  # noqa: RUF005 (the compiler knows no unpacking)
+    return found + (tl.load(_place(x, c, STEADY), ok, other=0.0).to(tl.float32),)  # noqa: RUF005
+
+
+@triton.jit
+def convolved(y, taps, weight, c, ok, stride_w, W: tl.constexpr, STEADY: tl.constexpr):
+    """The bias y and W taps times their weights, before the activation."""
+    for j in tl.static_range(W):
+        y = tl.fma(tl.load(_place(weight, c * stride_w + j, STEADY), ok, other=0.0).to(tl.float32), taps[j], y)
+    return y
+
+
+@triton.jit
+def shift(window, taps, c, ok, stride_c, W: tl.constexpr, STEADY: tl.constexpr):
+    """All but the oldest tap of a window, one place to the left. Between its reads and this stands a barrier."""
+    for j in tl.static_range(W - 1):
+        tl.store(_place(taps, c.to(tl.int64) * stride_c + j, STEADY), round_to(window[j + 1], taps.dtype.element_ty), ok)
 
 
 @triton.jit
@@ -158,20 +192,15 @@ def _step_kernel(
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     slot = tl.load(indices + row * stride_i).to(tl.int64) if INDEXED else row
     here = (c < channels) & (slot >= 0) & (slot < slots)
-    taps = state + slot * stride_s + c.to(tl.int64) * stride_c
+    taps = state + tl.where(slot >= 0, slot, 0) * stride_s
     y = tl.zeros([BC], tl.float32)
     if BIAS:
         y += tl.load(bias + c, here, other=0.0).to(tl.float32)
-    for j in tl.static_range(W):
-        if j < W - 1:
-            tap = tl.load(single(taps, j + c * 0), here, other=0.0).to(tl.float32)
-        else:
-            tap = tl.load(single(x + row * stride_x, c), here, other=0.0).to(tl.float32)
-        y = tl.fma(tl.load(single(weight + j, c * stride_w), here, other=0.0).to(tl.float32), tap, y)
-        if j > 0:
-            tl.debug_barrier()
-            tl.store(single(taps, j - 1 + c * 0), round_to(tap, state.dtype.element_ty), here)
-    tl.store(single(out + row * stride_o, c), round_to(activate(y, ACTIVATION), out.dtype.element_ty), here)
+    old = window(x + row * stride_x, taps, c, here, stride_c, W, False)
+    y = convolved(y, old, weight, c, here, stride_w, W, False)
+    tl.debug_barrier()
+    shift(old, taps, c, here, stride_c, W, False)
+    tl.store(out + row * stride_o + c, round_to(activate(y, ACTIVATION), out.dtype.element_ty), here)
 
 
 @triton.jit(do_not_specialize=["tokens", "columns"])

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from narrowgate.ops.causal_conv1d.gpu import convolved, shift, window
 from narrowgate.ops.gated_delta_rule import gpu_token as token
 from narrowgate.strides import aligned
 from narrowgate.tile.gpu_launch import fetch, follow, launch
@@ -35,40 +36,6 @@ def _pick(values, i, N: tl.constexpr):
     for n in tl.static_range(1, N):
         found = tl.where(i == n, values[n], found)
     return found
-
-
-@triton.jit
-def _at(base, offsets, STEADY: tl.constexpr):
-    """base + offsets. STEADY claims neighbours for the sake of the layout: only under a mask of which nothing is known."""
-    if STEADY:
-        return steady(base, offsets)
-    else:
-        return base + offsets
-
-
-@triton.jit
-def _window(x, taps, c, ok, stride_c, W: tl.constexpr, STEADY: tl.constexpr):
-    """The old taps and the new input of channels c: W tensors of c's shape."""
-    window = ()
-    for j in tl.static_range(W - 1):
-        tap = tl.load(_at(taps, c * stride_c + j, STEADY), ok, other=0.0).to(tl.float32)
-        window = window + (tap,)  # type: ignore[assignment]  # noqa: RUF005
-    return window + (tl.load(_at(x, c, STEADY), ok, other=0.0).to(tl.float32),)  # noqa: RUF005
-
-
-@triton.jit
-def _convolved(window, weight, c, ok, stride_w, dtype: tl.constexpr, W: tl.constexpr, STEADY: tl.constexpr):
-    """What causal_conv1d_step stores for these channels, as float32."""
-    y = tl.zeros(c.shape, tl.float32)
-    for j in tl.static_range(W):
-        y = tl.fma(tl.load(_at(weight, c * stride_w + j, STEADY), ok, other=0.0).to(tl.float32), window[j], y)
-    return through(silu(y), dtype)
-
-
-@triton.jit
-def _shift(window, taps, c, ok, stride_c, W: tl.constexpr, STEADY: tl.constexpr):
-    for j in tl.static_range(W - 1):
-        tl.store(_at(taps, c * stride_c + j, STEADY), round_to(window[j + 1], taps.dtype.element_ty), ok)
 
 
 @triton.jit(do_not_specialize=["limit", "v_limit"])
@@ -119,8 +86,8 @@ def _layer_kernel(
                 own_ok[:, None] & (i < AHEAD)[:, None] & (lines < K),
             )
         VALUES: tl.constexpr = 2 * HK * K
-        mine = _window(x + VALUES, taps + VALUES * stride_tc, own, own_ok, stride_tc, W, False)
-        shared = _window(x, taps, c, c_ok, stride_tc, W, True)
+        mine = window(x, taps, VALUES + own, own_ok, stride_tc, W, False)
+        shared = window(x, taps, c, c_ok, stride_tc, W, True)
         decays, betas = (), ()
         for n in tl.static_range(RATIO):
             at = head * RATIO + n
@@ -128,15 +95,16 @@ def _layer_kernel(
             g = log_decay(tl.load(a + row * stride_a + at), tl.load(dt_bias + at * stride_dt), neg_a)
             decays = decays + (exp(g),)  # type: ignore[assignment]  # noqa: RUF005
             betas = betas + (sigmoid(tl.load(b + row * stride_b + at).to(tl.float32)),)  # type: ignore[assignment]  # noqa: RUF005
-        values = _convolved(mine, weight + VALUES * stride_w, own, own_ok, stride_w, dtype, W, False)
-        both = _convolved(shared, weight, c, c_ok, stride_w, dtype, W, True)
+        values = convolved(tl.zeros([OWN], tl.float32), mine, weight, VALUES + own, own_ok, stride_w, W, False)
+        both = convolved(tl.zeros([QK_ROWS, BK], tl.float32), shared, weight, c, c_ok, stride_w, W, True)
+        values, both = round_to(silu(values), dtype), through(silu(both), dtype)
         both = through(both * inverse_norm(both, 1.0, eps), dtype)
         q_t, k_t = _row(both, j == 0) * scale, _row(both, j == 1)
         tl.debug_barrier()  # what has been read may be replaced
-        tl.store(to + own, round_to(values, dtype), own_ok)
-        _shift(mine, taps + VALUES * stride_tc, own, own_ok, stride_tc, W, False)
+        tl.store(to + own, values, own_ok)
+        shift(mine, taps, VALUES + own, own_ok, stride_tc, W, False)
         if SPLIT == 1:
-            _shift(shared, taps, c, c_ok, stride_tc, W, True)
+            shift(shared, taps, c, c_ok, stride_tc, W, True)
         tl.debug_barrier()
         for t in tl.range(bound(first), bound(last), num_stages=STAGES):
             at = head * RATIO + t // PARTS
@@ -153,9 +121,9 @@ def _layer_kernel(
             finish = tl.atomic_add(counter, 1, sem="acq_rel") == SPLIT - 1
             tl.debug_barrier()
             if finish:
-                shared = _window(x, taps, c, c_ok, stride_tc, W, True)
+                shared = window(x, taps, c, c_ok, stride_tc, W, True)
                 tl.debug_barrier()
-                _shift(shared, taps, c, c_ok, stride_tc, W, True)
+                shift(shared, taps, c, c_ok, stride_tc, W, True)
                 tl.store(counter, 0)
     if finish:
         y = tl.load(steady(to, heads * V + d), h_ok & live, other=0.0, cache_modifier=".cg").to(tl.float32)

@@ -1,13 +1,15 @@
 """How every kernel is launched: on the tensor's own device, on the caller's stream, and never with fused multiply-adds.
 
-A kernel whose first act is `follow()` may be launched with overlap=True: its programs then take their places while the kernel
-before it on the stream still runs (programmatic dependent launch, capability 9.0 and up), and wait there for all that it wrote.
-That hides most of a launch, a microsecond, which is a third of a small step."""
+A kernel that begins with `follow(FOLLOWS)` may be launched with overlap=True. Where its programs are few they then take their
+places while the kernel before them on the stream still runs (programmatic dependent launch, capability 9.0 and up), and wait
+there for all that it wrote. That hides most of a launch, and with it half a microsecond of a small step. Many programs would
+pay more for the two instructions, each of them, than one launch costs: they are launched plainly."""
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -16,14 +18,15 @@ import triton.language as tl
 
 from narrowgate.tile.gpu_math import INTERPRETED
 
+MOST = 2112  # programs that overlap: what an H200 holds at once, 16 a multiprocessor
+
 
 @triton.jit
-def follow():
-    """Wait for the launch before, of whatever kind, and let the next begin to take its place. Every program's first act."""
-    if not INTERPRETED:  # noqa: SIM102 (the compiler takes one constant at a time)
-        if tl.target_info.cuda_capability_geq(9, 0):
-            tl.extra.cuda.gdc_wait()
-            tl.extra.cuda.gdc_launch_dependents()
+def follow(FOLLOWS: tl.constexpr):
+    """Wait for the launch before, of whatever kind, and let the next one take its place. The first act of every program."""
+    if FOLLOWS:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
@@ -44,8 +47,8 @@ def launch(
     if 0 in grid:
         return
     options.setdefault("enable_fp_fusion", False)
-    if overlap and on.device.type == "cuda":
-        options["launch_pdl"] = _overlaps(on.device)
+    if overlap:
+        options["FOLLOWS"] = options["launch_pdl"] = math.prod(grid) <= MOST and _overlaps(on.device)
     if on.device.type == "cuda" and on.device.index != torch.cuda.current_device():
         with torch.cuda.device(on.device):
             kernel[grid](*args, **options)
@@ -55,7 +58,7 @@ def launch(
 
 @functools.cache
 def _overlaps(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def flags(t: torch.Tensor | None) -> torch.Tensor | None:

@@ -22,7 +22,7 @@ from narrowgate.tile.gpu_special import activate
 from narrowgate.tile.gpu_sums import single, steady
 
 CHUNK = 8  # tokens of an entry of a work descriptor
-BT, GROUPS, BC, WARPS = 8, 8, 256, 1  # a program takes BT tokens at a time, GROUPS times, of BC channels
+BT, GROUPS, BC, WARPS = 8, 8, 128, 1  # a program takes BT tokens at a time, GROUPS times, of BC channels
 STEP = 128  # channels of a program of a step
 
 
@@ -185,9 +185,9 @@ def _conv_kernel(
 @triton.jit
 def _step_kernel(
     x, weight, bias, state, indices, out, slots, channels, stride_x, stride_w, stride_s, stride_c, stride_i, stride_o,
-    W: tl.constexpr, ACTIVATION: tl.constexpr, INDEXED: tl.constexpr, BIAS: tl.constexpr, BC: tl.constexpr,
+    W: tl.constexpr, ACTIVATION: tl.constexpr, INDEXED: tl.constexpr, BIAS: tl.constexpr, BC: tl.constexpr, FOLLOWS: tl.constexpr,
 ):  # fmt: skip
-    follow()
+    follow(FOLLOWS)
     row = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     slot = tl.load(indices + row * stride_i).to(tl.int64) if INDEXED else row

@@ -46,9 +46,9 @@ def _layer_kernel(
     stride_s, stride_sh, stride_sv, stride_i,
     W: tl.constexpr, RATIO: tl.constexpr, HK: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
     BD: tl.constexpr, BV: tl.constexpr, SPLIT: tl.constexpr, QK_ROWS: tl.constexpr, OWN: tl.constexpr, HEADS: tl.constexpr,
-    ALIGNED: tl.constexpr, NORM_ALIGNED: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr,
+    ALIGNED: tl.constexpr, NORM_ALIGNED: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, FOLLOWS: tl.constexpr,
 ):  # fmt: skip
-    follow()
+    follow(FOLLOWS)
     PARTS: tl.constexpr = (V + BV - 1) // BV
     TILES: tl.constexpr = (RATIO * PARTS + SPLIT - 1) // SPLIT
     HV: tl.constexpr = HK * RATIO
@@ -76,15 +76,12 @@ def _layer_kernel(
         tile, v = first + i // BV, (first + i // BV) % PARTS * BV + i % BV
         own, own_ok = (head * RATIO + tile // PARTS) * V + v, (tile < last) & (v < V)
         if AHEAD:
-            lines = tl.arange(0, BK * 4 // 128)[None, :] * 32
+            LINE: tl.constexpr = 1024 // state.dtype.element_ty.primitive_bitwidth
+            lines = tl.arange(0, BK // LINE)[None, :] * LINE
             f = tl.arange(0, AHEAD)[:, None]
-            ft, fv = first + f // BV, (first + f // BV) % PARTS * BV + f % BV
-            far = ft.to(tl.int64) // PARTS * stride_sh + fv.to(tl.int64) * stride_sv + lines
-            fetch(
-                state + slot * stride_s + head.to(tl.int64) * RATIO * stride_sh,
-                far,
-                own_ok[:, None] & (i < AHEAD)[:, None] & (lines < K),
-            )
+            soon, rows = first + f // BV, (first + f // BV) % PARTS * BV + f % BV
+            far = (head * RATIO + soon // PARTS).to(tl.int64) * stride_sh + rows.to(tl.int64) * stride_sv + lines
+            fetch(state + slot * stride_s, far, (soon < last) & (rows < V) & (lines < K))
         VALUES: tl.constexpr = 2 * HK * K
         mine = window(x, taps, VALUES + own, own_ok, stride_tc, W, False)
         shared = window(x, taps, c, c_ok, stride_tc, W, True)

@@ -32,9 +32,9 @@ def _step_kernel(
     stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, stride_gt, stride_bt,
     stride_s, stride_sh, stride_sv, stride_i, stride_ot, stride_oh,
     RATIO: tl.constexpr, INDEXED: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    BK: tl.constexpr, BV: tl.constexpr, ALIGNED: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, ALIGNED: tl.constexpr, FOLLOWS: tl.constexpr,
 ):  # fmt: skip
-    follow()
+    follow(FOLLOWS)
     row, head, part, slot, live = _program(indices, stride_i, slots, HV, V, BV, INDEXED)
     inside, ok, vs, v_ok, ks, k_ok = token.tile(head, part, stride_sh, stride_sv, limit, K, V, BK, BV, ALIGNED)
     to = out + row * stride_ot + head * stride_oh + vs
@@ -56,9 +56,9 @@ def _packed_step_kernel(
     mixed, a, b, A_log, dt_bias, state, indices, out, scale, slots, limit,
     stride_m, stride_a, stride_b, stride_A, stride_dt, stride_s, stride_sh, stride_sv, stride_i, stride_ot, stride_oh,
     RATIO: tl.constexpr, ROUND_BETA: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    BK: tl.constexpr, BV: tl.constexpr, ALIGNED: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, ALIGNED: tl.constexpr, FOLLOWS: tl.constexpr,
 ):  # fmt: skip
-    follow()
+    follow(FOLLOWS)
     row, head, part, slot, live = _program(indices, stride_i, slots, HV, V, BV, True)
     inside, ok, vs, v_ok, ks, k_ok = token.tile(head, part, stride_sh, stride_sv, limit, K, V, BK, BV, ALIGNED)
     to = out + row * stride_ot + head * stride_oh + vs

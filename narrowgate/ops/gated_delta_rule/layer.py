@@ -42,7 +42,8 @@ def decode_layer(
 
 
 def one_launch(mixed: Tensor, taps: Tensor, state: Tensor) -> bool:
-    fits = max(state.shape[2:]) <= WIDEST and taps.shape[0] == state.shape[0]
+    _, _, values, keys = state.shape
+    fits = WIDEST // 2 < keys <= WIDEST and values <= WIDEST and taps.shape[0] == state.shape[0]
     return fits and mixed.is_cuda and importlib.util.find_spec("triton") is not None
 
 

@@ -21,9 +21,9 @@ def _norm_kernel(
     x, gate, weight, out, count, eps, weight_bias, rows, limit,
     x_inner, x_outer, x_step, g_inner, g_outer, g_step, o_inner, o_outer, o_step,
     WEIGHTED: tl.constexpr, GATE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    ALIGNED: tl.constexpr, FOLLOWS: tl.constexpr,
 ):  # fmt: skip
-    follow()
+    follow(FOLLOWS)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     c, inside = columns(BLOCK, WIDTH, limit, ALIGNED)
     ok = (row < rows) & inside
@@ -40,14 +40,14 @@ def _norm_kernel(
     tl.store(steady(out, offset(row, o_inner, o_outer, o_step) + c), round_to(y, out.dtype.element_ty), ok)
 
 
-VALUES = 4096  # of a program where there are many rows
+VALUES, GATED = 4096, 1024  # of a program where there are many rows; with a gate, whose arithmetic wants more programs
 STEADY = 512  # values of a tile in which every thread of four warps has four of one row: fewer would change the order of a sum
 
 
-def shape(width: int, rows: int) -> dict[str, Any]:
+def shape(width: int, rows: int, values: int = VALUES) -> dict[str, Any]:
     """The tile for rows of one width. `rows` changes how many a program takes, and no bit."""
     columns_ = block(width)
-    most, few = max(1, VALUES // columns_), max(1, STEADY // columns_)
+    most, few = max(1, values // columns_), max(1, STEADY // columns_)
     return {"BLOCK": columns_, "ROWS": most if rows >= 2048 * most else few, "num_warps": 4 if columns_ <= 4096 else 16}
 
 
@@ -57,7 +57,10 @@ def _norm(
 ) -> None:  # fmt: skip
     width = x.shape[-1]
     rows = x.numel() // width if width else 0
-    constants, given = shape(width, rows), [t for t in (x, gate, weight, out) if t is not None]
+    constants, given = (
+        shape(width, rows, VALUES if gate is None else GATED),
+        [t for t in (x, gate, weight, out) if t is not None],
+    )
     launch(
         _norm_kernel, triton.cdiv(rows, constants["ROWS"]), x, x, gate, weight, out, float(count), eps, weight_bias, rows, width,
         *(two_axes(x)), *((1, 0, 0) if gate is None else two_axes(gate)), *(two_axes(out)),

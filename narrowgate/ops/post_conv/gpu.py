@@ -25,8 +25,9 @@ def _post_conv_kernel(
     mixed, q, k, v, a, b, A_log, dt_bias, g, beta, tokens, limit, norm_programs, value_programs, eps,
     stride_m, stride_a, stride_b, stride_A, stride_dt, HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     NORM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ALIGNED: tl.constexpr, VALUES: tl.constexpr, GATES: tl.constexpr,
+    FOLLOWS: tl.constexpr,
 ):  # fmt: skip
-    follow()
+    follow(FOLLOWS)
     program = tl.program_id(0)
     if program < norm_programs:  # rows of q and k: head after head, they lie one behind the other
         row = (program.to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]

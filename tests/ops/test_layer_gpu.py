@@ -51,7 +51,7 @@ COMPARE = """
         compare(4, 2, 3, 72, 20, BF16, split=split, slots=9, indices=[7, -1, 2, 0], pad=3)
         compare(2, 1, 4, 65, 37, F16, split=split, width=3, weights=BF16, indices=[0, -1])
         compare(2, 1, 2, 128, 100, BF16, split=split, state=BF16, taps=BF16, width=5)
-    for split in SPLITS if DEVICE == "cpu" else ():  # shorter keys, which no GPU is asked for
+    for split in (1,) if DEVICE == "cpu" else ():  # shorter keys, which no GPU is asked for
         compare(2, 1, 2, 8, 12, F32, split=split)
         compare(2, 1, 8, 33, 16, BF16, split=split, state=F16)
     for case in LARGE:
@@ -60,7 +60,7 @@ COMPARE = """
 
 
 def test_one_launch_gives_the_bits_of_four(tmp_path):
-    run_script(tmp_path, 'DEVICE, SPLITS, LARGE = "cpu", (1, 3), ()', COMPARE, interpret=True)
+    run_script(tmp_path, 'DEVICE, SPLITS, LARGE = "cpu", (3,), ()', COMPARE, interpret=True)
 
 
 @pytest.mark.gpu

@@ -162,7 +162,7 @@ COMPILED = """
     # the whole layer sums as its parts do
     for split in (1, 4):
         layer = compiled(
-            gpu_layer.decode_layer, torch.zeros(2, 512, dtype=BF16), torch.zeros(2, 2, 128, dtype=BF16), torch.zeros(2, 2),
+            gpu_layer.one_launch, torch.zeros(2, 512, dtype=BF16), torch.zeros(2, 2, 128, dtype=BF16), torch.zeros(2, 2),
             torch.zeros(2, 2), torch.zeros(512, 4), torch.zeros(2, 512, 3), torch.zeros(2), torch.zeros(2), torch.zeros(128),
             torch.zeros(2, 2, 128, 128), torch.zeros(2, dtype=torch.int32), torch.zeros(2, 1, dtype=torch.int32), scale=1.0,
             norm_eps=1e-6, out=torch.zeros(2, 2, 128, dtype=BF16), split=split,

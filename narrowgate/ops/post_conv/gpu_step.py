@@ -22,6 +22,16 @@ from narrowgate.tile.gpu_sums import inverse_norm, steady
 CHANNELS = 512  # of v, that a program takes
 
 
+@triton.jit
+def _convolve(x, taps, weight, c, ok, stride_c, stride_w, W: tl.constexpr, STEADY: tl.constexpr):
+    """What `causal_conv1d_step` stores for channels c, as float32; their taps are replaced."""
+    found = window(x, taps, c, ok, stride_c, W, STEADY)
+    y = convolved(tl.zeros(c.shape, tl.float32), found, weight, c, ok, stride_w, W, STEADY)
+    tl.debug_barrier()
+    shift(found, taps, c, ok, stride_c, W, STEADY)
+    return through(silu(y), x.dtype.element_ty)
+
+
 @triton.jit(do_not_specialize=["limit"])
 def _kernel(
     mixed, weight, taps, indices, q, k, v, a, b, A_log, dt_bias, g, beta, rows, slots, limit, eps,
@@ -31,38 +41,41 @@ def _kernel(
 ):  # fmt: skip
     follow(FOLLOWS)
     NORMS: tl.constexpr = (2 * HK + ROWS - 1) // ROWS
-    COPIES: tl.constexpr = (HV * V + VALUES - 1) // VALUES
-    row, part = (tl.program_id(0) // (NORMS + COPIES)).to(tl.int64), tl.program_id(0) % (NORMS + COPIES)
+    PARTS: tl.constexpr = NORMS + (HV * V + VALUES - 1) // VALUES
+    row, part = (tl.program_id(0) // PARTS).to(tl.int64), tl.program_id(0) % PARTS
     if row < rows:
         slot = tl.load(indices + row * stride_i).to(tl.int64)
         live = (slot >= 0) & (slot < slots)
         taps += tl.where(live, slot, 0) * stride_t
         x = mixed + row * stride_m
         if part < NORMS:
-            head = (part * ROWS + tl.arange(0, ROWS))[:, None]
-            i = tl.arange(0, BLOCK)[None, :]
+            head, i = (part * ROWS + tl.arange(0, ROWS))[:, None], tl.arange(0, BLOCK)[None, :]
             there = (head < 2 * HK) & (i < limit)
-            ok, c = there & live, head * K + i
-            found = window(x, taps, c, ok, stride_c, W, True)
-            y = convolved(tl.zeros([ROWS, BLOCK], tl.float32), found, weight, c, ok, stride_w, W, True)
-            tl.debug_barrier()
-            shift(found, taps, c, ok, stride_c, W, True)
-            y = through(silu(y), mixed.dtype.element_ty)
+            y = _convolve(x, taps, weight, head * K + i, there & live, stride_c, stride_w, W, True)
             y = round_to(y * inverse_norm(y, 1.0, eps), mixed.dtype.element_ty)
             tl.store(steady(q, (row * HK + head) * K + i), y, there & (head < HK))
             tl.store(steady(k, (row * HK + head - HK) * K + i), y, there & (head >= HK))
         else:
-            i = (part - NORMS) * VALUES + tl.arange(0, VALUES)
-            there = i < HV * V
-            ok, c = there & live, 2 * HK * K + i
-            found = window(x, taps, c, ok, stride_c, W, False)
-            y = convolved(tl.zeros([VALUES], tl.float32), found, weight, c, ok, stride_w, W, False)
-            tl.debug_barrier()
-            shift(found, taps, c, ok, stride_c, W, False)
-            tl.store(v + row * (HV * V) + i, round_to(silu(y), mixed.dtype.element_ty), there)
+            d = (part - NORMS) * VALUES + tl.arange(0, VALUES)
+            values = _convolve(x, taps, weight, 2 * HK * K + d, (d < HV * V) & live, stride_c, stride_w, W, False)
+            tl.store(v + row * (HV * V) + d, round_to(values, mixed.dtype.element_ty), d < HV * V)
     else:
-        part = tl.program_id(0) - rows * (NORMS + COPIES)
-        gate(part, a, b, A_log, dt_bias, g, beta, rows, stride_a, stride_b, stride_A, stride_dt, HV, GATES)
+        gate(
+            tl.program_id(0) - rows * PARTS,
+            a,
+            b,
+            A_log,
+            dt_bias,
+            g,
+            beta,
+            rows,
+            stride_a,
+            stride_b,
+            stride_A,
+            stride_dt,
+            HV,
+            GATES,
+        )
 
 
 def conv_and_post(

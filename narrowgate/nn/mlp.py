@@ -10,6 +10,8 @@ from narrowgate.nn.apart import apart
 from narrowgate.nn.gating import sigmoid
 from narrowgate.nn.linear import PackedExperts, PackedLinear, Projections
 
+FEW = 128  # pairs of a token and an expert that mlp_gpu.py's kernels compare with one another
+
 
 def gated(gate_up: Tensor) -> Tensor:
     """silu(gate) * up, gate the first half of the last axis and up the second, in float32, rounded once."""
@@ -47,6 +49,8 @@ class MoE(nn.Module):
 
     def _mix(self, x: Tensor) -> Tensor:
         logits = self.router(x, out_dtype=torch.float32)
+        if x.is_cuda and not self.gate_up.batch_invariant and 0 < x.shape[0] * self.top_k <= FEW:
+            return self._mix_few(x, logits)
         weights, experts = route(logits, self.top_k, self.normalise)
         order = experts.reshape(-1).argsort(stable=True)
         sizes = torch.zeros(logits.shape[-1], dtype=torch.int32, device=x.device)  # not bincount, which makes a GPU wait
@@ -57,6 +61,14 @@ class MoE(nn.Module):
         chosen = (spread.view(*experts.shape, -1).float() * weights[..., None]).sum(1)
         shared = self.shared(x).float() * sigmoid(self.shared_gate(x, out_dtype=torch.float32))
         return (chosen + shared).to(x.dtype)
+
+    def _mix_few(self, x: Tensor, logits: Tensor) -> Tensor:
+        """The same in few launches (mlp_gpu.py), for the tokens of a decoding step."""
+        from narrowgate.nn.mlp_gpu import choose, mix
+
+        weights, tokens, places, sizes = choose(logits, self.top_k, self.normalise)
+        rows = self.down(gated(self.gate_up(x.index_select(0, tokens), sizes)), sizes)
+        return mix(rows, weights, places, self.shared(x), self.shared_gate(x, out_dtype=torch.float32), x.dtype)
 
 
 def route(logits: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:

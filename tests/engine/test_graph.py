@@ -145,9 +145,46 @@ def test_attention_kernels_under_the_interpreter(tmp_path):
     assert run_script(tmp_path, setting, ATTENTION, interpret=True).strip() == "held"
 
 
+EXPERTS = """
+    import torch
+    from narrowgate.nn import mlp_gpu
+    from narrowgate.nn.gating import sigmoid
+    from narrowgate.nn.mlp import route
+
+    for count, experts, top_k, normalise in ((1, 256, 8, True), (7, 5, 3, False), (12, 512, 10, True), (4, 70, 1, True)):
+        g = torch.Generator().manual_seed(count)
+        logits = torch.randn(count, experts, generator=g)
+        logits[:, 3] = logits[:, 1] = logits.max()  # ties go to the lower index
+        weights, tokens, places, sizes = mlp_gpu.choose(logits.to(DEVICE), top_k, normalise)
+        right, chosen = route(logits, top_k, normalise)
+        order = chosen.reshape(-1).argsort(stable=True)
+        assert torch.equal(tokens.cpu().long(), order // top_k)
+        assert torch.equal(places.cpu().long()[order], torch.arange(count * top_k))
+        assert torch.equal(sizes.cpu().long(), torch.bincount(chosen.reshape(-1), minlength=experts))
+        assert (weights.cpu() - right).abs().max() < 1e-6
+        rows, shared, gate = (torch.randn(n, w, generator=g) for n, w in ((count * top_k, 300), (count, 300), (count, 1)))
+        spread = torch.empty_like(rows)
+        spread[order] = rows
+        want = (spread.view(count, top_k, 300) * right[..., None]).sum(1) + shared * sigmoid(gate)
+        got = mlp_gpu.mix(rows.to(DEVICE), weights, places, shared.to(DEVICE), gate.to(DEVICE), torch.float32)
+        assert (got.cpu() - want).abs().max() < 1e-5
+    print("held")
+"""
+
+
+def test_expert_kernels_under_the_interpreter(tmp_path):
+    pytest.importorskip("triton")
+    assert run_script(tmp_path, "DEVICE = 'cpu'", EXPERTS, interpret=True).strip() == "held"
+
+
+@pytest.mark.gpu
+def test_expert_kernels(tmp_path):
+    assert run_script(tmp_path, "DEVICE = 'cuda'", EXPERTS, interpret=False).strip() == "held"
+
+
 COMPILED = """
     import torch
-    from narrowgate.nn import attention_gpu
+    from narrowgate.nn import attention_gpu, mlp_gpu
     from narrowgate.tile.gpu_offline import compiling
 
     n, heads, kv_heads, dim = 2, 24, 4, 256
@@ -156,12 +193,14 @@ COMPILED = """
     with compiling() as kernels:
         angles, index = torch.empty(n, 1, 32), torch.zeros(n, dtype=torch.int64)
         attention_gpu.step(q, q, k, k, pool, index.int(), index, angles, angles)
-    assert [kernel.metadata.name for kernel in kernels] == ["_remember_kernel", "_chunk_kernel", "_gate_kernel"]
+        weights, _, places, _ = mlp_gpu.choose(torch.empty(2, 512), 10, True)
+        mlp_gpu.mix(q.view(2, -1), weights, places, q.view(2, -1), torch.empty(2, 1), torch.bfloat16)
+    assert len(kernels) == 6
     print(max(kernel.metadata.shared for kernel in kernels))
 """
 
 
-def test_attention_kernels_compile_for_a_card(tmp_path):
+def test_kernels_compile_for_a_card(tmp_path):
     pytest.importorskip("triton")
     assert int(run_script(tmp_path, COMPILED, interpret=False)) < 228 * 1024
 

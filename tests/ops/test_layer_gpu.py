@@ -47,14 +47,14 @@ COMPARE = """
         assert not arrivals.any(), what
 
     for split in SPLITS:
-        compare(5, 4, 1, 128, 64, F32, split=split, width=2)
-        compare(4, 2, 3, 72, 20, BF16, split=split, slots=9, indices=[7, -1, 2, 0], pad=3)
-        compare(2, 1, 4, 65, 37, F16, split=split, width=3, weights=BF16, indices=[0, -1])
-        compare(2, 1, 2, 128, 100, BF16, split=split, state=BF16, taps=BF16, width=5)
+        compare(2, 2, 1, 128, 16, F32, split=split, width=2)
+        compare(3, 2, 3, 72, 12, BF16, split=split, slots=9, indices=[7, -1, 2], pad=3)
+        compare(2, 1, 4, 65, 13, F16, split=split, width=3, weights=BF16, indices=[0, -1])
+        compare(2, 1, 2, 128, 28, BF16, split=split, state=BF16, taps=BF16, width=5)
     for split in (1,) if DEVICE == "cpu" else ():  # shorter keys, which no GPU is asked for
         compare(2, 1, 2, 8, 12, F32, split=split)
         compare(2, 1, 8, 33, 16, BF16, split=split, state=F16)
-    compare(3, 2, 3, 24, 20, BF16, split=0, slots=5, indices=[4, -1, 2], pad=3)
+    compare(3, 2, 3, 24, 12, BF16, split=0, slots=5, indices=[4, -1, 2], pad=3)
     compare(2, 1, 2, 130, 37, F16, split=0, width=3, weights=BF16, indices=[0, -1], taps=BF16)
     for case in LARGE:
         compare(*case[:6], split=case[6], weights=BF16, pad=8)

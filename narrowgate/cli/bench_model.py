@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def model(
-    config: Annotated[str, typer.Option(help="a published geometry, such as qwen3.5-0.8b")] = "qwen3.5-0.8b",
+    config: Annotated[
+        str, typer.Option(help="a published geometry: qwen3.5-0.8b, -4b, -27b, -35b-a3b, qwen3-next-80b-a3b")
+    ] = "qwen3.5-0.8b",
     scheme: Annotated[str, typer.Option(help="of the packed weights")] = "int4_g32",
     layers: Annotated[int | None, typer.Option(help="only so many of its layers, where memory is short")] = None,
     prompt: Annotated[int, typer.Option(help="tokens of the prompt")] = 512,

@@ -24,11 +24,13 @@ def _choose_kernel(
     e = tl.arange(0, WIDTH)
     x = tl.load(logits + t * row + e, e < COUNT, other=float("-inf"))
     x = tl.exp(x - tl.max(x, 0))
-    p = tl.where(e < COUNT, tl.div_rn(x, tl.sum(x, 0)), -1.0)
+    all_of_them = tl.sum(x, 0)
+    nothing = all_of_them - all_of_them  # NaN where a logit is, which a maximum passes over
+    p = tl.where(e < COUNT, tl.div_rn(x, all_of_them), -1.0)
     total = 0.0
     for k in tl.static_range(TOP):
-        best = tl.max(p, 0)
-        index = tl.min(tl.where(p == best, e, WIDTH), 0)
+        best = tl.max(p, 0) + nothing
+        index = tl.min(tl.where(p == best, e, COUNT - 1), 0)  # NaN equals nothing: some expert, lest a place be made up
         tl.store(weights + t * TOP + k, best)
         tl.store(experts + t * TOP + k, index)
         total += best

@@ -168,6 +168,8 @@ EXPERTS = """
         want = (spread.view(count, top_k, 300) * right[..., None]).sum(1) + shared * sigmoid(gate)
         got = mlp_gpu.mix(rows.to(DEVICE), weights, places, shared.to(DEVICE), gate.to(DEVICE), torch.float32)
         assert (got.cpu() - want).abs().max() < 1e-5
+    weights, tokens, places, sizes = mlp_gpu.choose(torch.full((3, 40), float("nan")).to(DEVICE), 2, True)
+    assert weights.isnan().all() and sorted(places.tolist()) == list(range(6)) and sizes.sum() == 6
     print("held")
 """
 

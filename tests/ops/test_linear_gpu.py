@@ -119,6 +119,30 @@ def test_codes_are_placed_not_converted(tmp_path):
     run_script(tmp_path, PREPARED, COMPILED, interpret=False)
 
 
+STREAMED = """
+    from narrowgate.ops.linear import gpu_stream_run
+    from narrowgate.tile.gpu_offline import compiling
+
+    bf16 = dict(dtype=torch.bfloat16)
+    with compiling() as kernels:
+        for name, tile in (("int4_g128", (128, 64, 4)), ("mxfp6_e3m2", (128, 256, 2)), ("nvfp4", (64, 16, 4, 128, 2))):
+            _, tensors, form = prepared(name, 32, 256)
+            tile = gpu_stream_run.Tile(*tile)
+            gpu_stream_run.product(form, tensors, torch.zeros(40, 256, **bf16), None, torch.zeros(40, 32, **bf16), tile)
+    kernels = [kernel for kernel in kernels if kernel.metadata.name == "stream_kernel"]
+    assert len(kernels) == 3
+    for kernel in kernels:
+        ptx = kernel.asm["ptx"]
+        assert "wgmma.mma_async" in ptx and "cp.async.bulk.tensor" in ptx and ".local" not in ptx
+        assert "wgmma.wait_group.sync.aligned 1" in ptx  # a product stays in flight while codes are decoded
+        assert kernel.metadata.shared <= 227 * 1024
+"""
+
+
+def test_many_rows_overlap_decoding(tmp_path):
+    run_script(tmp_path, PREPARED, STREAMED, interpret=False)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [name for name in ng.schemes() if name != "bf16"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -138,3 +162,44 @@ def test_schemes_on_the_device(name, dtype):
     if plan.reveals == "float32":
         shown = ng.linear(torch.eye(k, device="cuda", dtype=dtype), prepared, out_dtype=torch.float32, batch_invariant=True)
         assert torch.equal(shown, dense.T + 0.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "name", ["int4_g128", "int4_g32", "int2_g32", "int8_channel", "nvfp4", "mxfp4", "mxfp6_e2m3", "mxfp8_e4m3"]
+)
+def test_many_rows_on_the_device(name):
+    for n, k in ((400, 1152), (1040, 1056), (272, 6400)):  # an odd number of steps, a unit that is not full, a split of k
+        w = ng.quantize(torch.randn(n, k, generator=torch.Generator().manual_seed(0)), name)
+        prepared, bias = ng.prepare(w, "cuda"), torch.randn(n, device="cuda", dtype=torch.bfloat16)
+        for m in (33, 64, 100, 129, 600):
+            x = torch.randn(m, k + 8, device="cuda").bfloat16()[:, :k]
+            plan = ng.plan("linear", x, prepared, bias)
+            dense = w.dequantize(getattr(torch, plan.reveals)).cuda().double()
+            y = ng.linear(x, prepared, bias, out_dtype=torch.float32)
+            want = x.double() @ dense.T + bias.double()
+            assert (y - want).norm() <= 2e-6 * want.norm(), plan
+            assert torch.equal(y, ng.linear(x, prepared, bias, out_dtype=torch.float32))
+        shown = ng.linear(torch.eye(k, device="cuda", dtype=torch.bfloat16)[:512], prepared, out_dtype=torch.float32)
+        assert torch.equal(shown, dense.T[:512].float() + 0.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["int4_g128", "mxfp4"])
+def test_many_experts_on_the_device(name):
+    n, k, tokens = 272, 1152, 5000
+    w = ng.quantize(torch.randn(40, n, k, generator=torch.Generator().manual_seed(0)), name)
+    prepared, x = ng.prepare(w, "cuda"), torch.randn(tokens, k, device="cuda").bfloat16()
+    for each in (5, 30, 60, 120):
+        sizes = torch.randint(0, 2 * each, (40,), generator=torch.Generator().manual_seed(each))
+        sizes[3], used = 0, x[: int(40 * each)]
+        y = ng.grouped_linear(used, prepared, sizes.cuda(), out_dtype=torch.float32)
+        plan = ng.plan("grouped_linear", used, prepared, sizes.cuda())
+        dense, start = w.dequantize(getattr(torch, plan.reveals)).cuda().double(), 0
+        want = torch.zeros(len(used), n, device="cuda", dtype=torch.float64)
+        for expert, size in enumerate(sizes.tolist()):
+            stop = min(start + size, len(used))
+            want[start:stop] = used[start:stop].double() @ dense[expert].T
+            start = stop
+        assert (y - want).norm() <= 2e-6 * want.norm(), plan
+        assert not y[start:].any()

@@ -1,7 +1,8 @@
 """The products on the GPU: which route a call takes.
 
-* `gpu_packed`, `gpu_wide`: a prepared weight (`ng.prepare`: planes of codes, columns of scales) and few rows of a 16-bit x, or any number
-  of rows under `batch_invariant`. The weight is read in place, once for every tile of rows.
+* `gpu_packed`, `gpu_wide`: a prepared weight (`ng.prepare`: planes of codes, columns of scales) and few rows of a 16-bit x, or
+  any number of rows under `batch_invariant`. The weight is read in place, once for every tile of rows.
+* `gpu_stream`: such a weight, more rows of a bfloat16 x, a Hopper GPU.
 * `gpu_dense`: dense operands, and packed ones decoded into a workspace: into float32 where x is float32 or packed itself (exact),
   else into x's dtype, a slice of at most WORKSPACE bytes at a time. 16-bit operands of one dtype go to the vendor's product,
   unless the call asks for batch invariance.
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from narrowgate.ops.linear import gpu_dense, gpu_run
+from narrowgate.ops.linear import gpu_dense, gpu_run, gpu_stream_run
 from narrowgate.ops.linear.activations import as_rows, quantize_input, row_scaled
 from narrowgate.ops.linear.integer import integer_weight
 from narrowgate.ops.linear.op import WORKSPACE
@@ -129,18 +130,39 @@ def _product(x: Tensor, w: Operand, bias: Tensor | None, out: Tensor, batch_inva
             gpu_dense.product(x, dense, into, part)
 
 
-def in_place(w_format: str, dtype: torch.dtype, m: int, batch_invariant: bool) -> tuple[gpu_run.Form | None, str]:
-    """(the weight that the packed kernels read, "") or (None, why this call decodes it first)."""
+def route(
+    w_format: str, x: Tensor, dtype: torch.dtype, grouped: bool, batch_invariant: bool, as_given: bool = True
+) -> tuple[gpu_run.Form | None, gpu_run.Tile | gpu_stream_run.Tile | None, str]:
+    """(the weight, the tiles of the kernel that reads it in place, "") or (None, None, why this call decodes it first).
+
+    x: what the call was given, which is multiplied in `dtype`, `as_given` or a copy.
+    """
     form, reason = gpu_run.form(w_format)
-    if form is None:
-        return None, reason
-    if dtype == torch.float32:
-        return None, "float32 activations"
-    if form.k == 0:
-        return None, "no k"
-    if m > gpu_run.SOME and not batch_invariant:
-        return None, f"more than {gpu_run.SOME} rows"
-    return form, ""
+    if form is not None:
+        reason = "float32 activations" if dtype == torch.float32 else "no k" if form.k == 0 else ""
+    if form is None or reason:
+        return None, None, reason
+    rows = prod(x.shape[:-1])
+    few, many = (gpu_run.FEW, gpu_stream_run.many(form)) if not grouped else (form.matrices * gpu_run.FEW_EACH, rows)
+    if few < rows <= many and not batch_invariant:
+        reason = gpu_stream_run.why_not(form, x, dtype, as_given)
+        if not reason:
+            return form, gpu_stream_run.grouped_tile(form, rows) if grouped else gpu_stream_run.tile(form, rows), ""
+    if grouped:
+        return form, gpu_run.grouped_tile(form, rows, batch_invariant), ""
+    if rows > gpu_run.SOME and not batch_invariant:
+        return None, None, f"more than {gpu_run.SOME} rows" + (f", {reason}" if reason else "")
+    return form, gpu_run.tile(form, rows, batch_invariant), ""
+
+
+def _in_place(
+    form: gpu_run.Form, chosen: gpu_run.Tile | gpu_stream_run.Tile | None, w: list[Tensor], x: Tensor, bias: Tensor | None,
+    out: Tensor, plan: Tensor | None = None,
+) -> None:  # fmt: skip
+    if isinstance(chosen, gpu_stream_run.Tile):
+        gpu_stream_run.product(form, w, x, bias, out, chosen, plan)
+    elif chosen is not None:
+        gpu_run.packed(form, w, x, bias, out, chosen, plan)
 
 
 # ---- operators
@@ -156,9 +178,9 @@ def linear(
     if out.numel() == 0:
         return
     y = out if out.dim() == 2 else torch.empty(rows.shape[0], out.shape[-1], dtype=out.dtype, device=out.device)
-    form, _ = in_place(w_format, rows.dtype, rows.shape[0], batch_invariant)
+    form, chosen, _ = route(w_format, rows, rows.dtype, False, batch_invariant)
     if form is not None:
-        gpu_run.packed(form, w, rows, bias, y, gpu_run.tile(form, rows.shape[0], batch_invariant))
+        _in_place(form, chosen, w, rows, bias, y)
     else:
         _product(rows, unflatten(w, w_format), bias, y, batch_invariant)
     if y is not out:
@@ -200,11 +222,9 @@ def grouped_linear(
     if rows.shape[1] == 0 or shape[0] == 0:
         out.zero_()
         return
-    form, _ = in_place(w_format, rows.dtype, 0, batch_invariant)
-    if form is not None:
-        chosen = gpu_run.grouped_tile(form, rows.shape[0], batch_invariant)
-        plan = gpu_dense.schedule(group_sizes, rows.shape[0], chosen.bm)
-        gpu_run.packed(form, w, rows, None, out, chosen, plan)
+    form, chosen, _ = route(w_format, rows, rows.dtype, True, batch_invariant)
+    if form is not None and chosen is not None:
+        _in_place(form, chosen, w, rows, None, out, gpu_dense.schedule(group_sizes, rows.shape[0], chosen.bm))
         return
     plan = gpu_dense.schedule(group_sizes, rows.shape[0], gpu_dense.block_rows())
     weight = unflatten(w, w_format)
@@ -236,18 +256,22 @@ def describe(
     if input_scheme == "float8_e4m3fn_token":
         dtype = torch.bfloat16
     shape = operand_shape(x, x_format)
-    few = 0 if op == "grouped_linear" else prod(shape[:-1])
-    form, reason = (None, "") if op == "matmul" else in_place(w_format, dtype, few, batch_invariant)
-    if form is not None:
-        pick = gpu_run.grouped_tile if op == "grouped_linear" else gpu_run.tile
-        chosen = pick(form, prod(shape[:-1]), batch_invariant)
-        workspace = 0 if chosen.splits == 1 else chosen.splits * prod(shape[:-1]) * form.n * 4
+    rows = prod(shape[:-1])
+    form, chosen, reason = None, None, ""
+    if op != "matmul":
+        form, chosen, reason = route(w_format, x[0], dtype, op == "grouped_linear", batch_invariant, input_scheme is None)
+    if form is not None and chosen is not None:
+        streamed = isinstance(chosen, gpu_stream_run.Tile)
+        sums = (
+            "codes times their block's scale in bfloat16, one float32 sum"
+            if streamed
+            else "float32 sums of a block times its scale"
+        )
         return {
             "layout": f"planes{form.part}@1", "tile": (chosen.bn, chosen.bm),
-            "reveals": "float32",
-            "batch_invariant": batch_invariant, "workspace_bytes": workspace,
-            "contract": f"{input_scheme or 'exact'} activations; read in place, codes placed exactly into 16-bit operands; "
-            "float32 sums of a scale block times its scale",
+            "reveals": gpu_stream_run.reveals(form) if streamed else "float32",
+            "batch_invariant": batch_invariant, "workspace_bytes": chosen.splits * rows * form.n * 4 if chosen.splits > 1 else 0,
+            "contract": f"{input_scheme or 'exact'} activations; read in place, codes placed exactly into 16-bit operands; {sums}",
         }  # fmt: skip
     packed = "dense" not in (x_format, w_format) or w_format != "dense"
     vendor = op == "linear" and dtype != torch.float32 and not batch_invariant

@@ -124,3 +124,48 @@ def _left_aligned(bits: int, part: int) -> list[str]:
         "shr.b32 t, $2, 4; and.b32 t, t, 0x0c0c0c0c; shr.b32 u, $3, 2;"
         f"lop3.b32 t, u, 0x30303030, t, {_AND_OR}; lop3.b32 t, $4, 0xc0c0c0c0, t, {_AND_OR};"
     ]
+
+
+@cache
+def place_pairs(element: str, part: int) -> str:
+    """Assembly, bfloat16 only, of pairs that tensor-core fragments want: $2 and $3 hold two bytes each (of plane 0; $4 to $7 of
+    planes 1 and 2 for the last part of 6 bits), $0 and $1 get the two values of each.
+
+    What shifts can do a multiplication does: shifts, masks and byte permutes share one unit of half the rate.
+    """
+    if element in _INTEGERS:
+        body = "prmt.b32 w, $2, $3, 0x5410; " + _integer(element, part, "bf16", False).replace("$2", "w")
+    else:
+        body = _constants([_spread(element, part, i) for i in range(2)])
+    return "{ .reg .b32 t, u, v, w, h, g; " + body + " }"
+
+
+def _spread(element: str, part: int, i: int) -> str:
+    """One pair of a small float: a byte in each half of u, sign and magnitude moved into place, then the lift."""
+    exponent, mantissa, bias, special = _SMALL[element]
+    bits, low = 1 + exponent + mantissa, _MANTISSA["bf16"] - mantissa  # magnitudes end at bit `low`
+    lift = f"mul.bf16x2 ${i}, t, {_register(_power(127 - bias, 'bf16'))};"
+    last, at = bits == 6 and part == 3, part * 4 if bits == 4 else 0
+    magnitude, sign = ((1 << (bits - 1)) - 1) << at, 1 << (at + bits - 1)
+    if last:
+        return _gathered(low, i) + lift
+    text = f"prmt.b32 u, ${2 + i}, 0, 0x4140; "
+    if low - at > 0 and bits + low <= 16 - bits:  # both copies of the code fit beside each other
+        factor = (1 << (low - at)) + (1 << (16 - bits - at))
+        text += f"and.b32 t, u, {_twice(magnitude | sign)}; mul.lo.u32 t, t, {hex(factor)}; "
+        return text + f"and.b32 t, t, {_twice(0x8000 | (1 << (low + bits - 1)) - (1 << low))}; " + lift
+    text += f"and.b32 t, u, {_twice(magnitude)}; mul.lo.u32 v, t, {hex(1 << (low - at))}; "
+    if special is not None:  # a magnitude from there on overflows into bit 7, which then fills the exponent with ones
+        text += f"add.u32 t, t, {_twice(0x80 - special)}; and.b32 t, t, 0x00800080; "
+        text += f"mad.lo.u32 v, t, {hex((0x7F80 & ~(0x7F << low)) >> 7)}, v; "
+    text += f"mul.lo.u32 u, u, {hex(0x8000 // sign)}; lop3.b32 t, u, 0x80008000, v, {_AND_OR}; "
+    return text + lift
+
+
+def _gathered(low: int, i: int) -> str:
+    """t: the last part of a 6-bit pair, whose bits stand in bits 6 and 7 of three planes."""
+    text = f"prmt.b32 u, ${2 + i}, 0, 0x4140; shr.u32 t, u, {6 - low}; and.b32 t, t, {_twice(3 << low)}; "
+    text += f"prmt.b32 u, ${4 + i}, 0, 0x4140; "
+    text += f"mul.lo.u32 u, u, {1 << (low - 4)}; lop3.b32 t, u, {_twice(12 << low)}, t, {_AND_OR}; "
+    text += f"prmt.b32 u, ${6 + i}, 0, 0x4140; mul.lo.u32 v, u, {1 << (low - 2)}; lop3.b32 t, v, {_twice(16 << low)}, t, {_AND_OR}; "
+    return text + f"mul.lo.u32 u, u, 256; lop3.b32 t, u, 0x80008000, t, {_AND_OR}; "

@@ -83,7 +83,9 @@ class Tile:
     wide: bool = False  # wide_kernel instead of packed_kernel
 
 
-SOME = 64  # rows of x up to which a weight is read in place; beyond, decoding it once and the vendor's product are faster
+FEW = 32  # rows of x that packed_kernel takes wherever gpu_stream takes more
+FEW_EACH = 24  # the same of experts, on average
+SOME = 64  # elsewhere: rows of x up to which a weight is read in place; beyond, decoding it once and the vendor's product are faster
 
 
 def tile(f: Form, m: int, batch_invariant: bool) -> Tile:
@@ -122,7 +124,8 @@ def _stored(w: list[Tensor], index: int | None) -> Tensor | None:
     return None if index is None else w[index]
 
 
-def _reduce(f: Form, w: list[Tensor], sums: Tensor, bias: Tensor | None, out: Tensor) -> None:
+def reduce(f: Form, w: list[Tensor], sums: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """out [M, N] from float32 sums [splits, M, N], added in order, times the outer factor, plus the bias."""
     splits, m, _ = sums.shape
     gpu_packed.reduce_kernel[(-(-f.n // 256), m)](
         sums, _stored(w, f.outer_index), bias, out, m, f.n, out.stride(0), out.stride(1), SPLITS=splits,
@@ -164,4 +167,4 @@ def packed(
         *arguments, **form, WARPS=chosen.warps, SPLITS=splits, num_warps=chosen.warps, enable_fp_fusion=True
     )
     if splits > 1:
-        _reduce(f, w, into, bias, out)
+        reduce(f, w, into, bias, out)

@@ -56,9 +56,10 @@ class StaticStep:
             self._logits = self.run()
             return self._logits
         if self._graph is None:
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self._logits = self.run()
+            captured = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(captured):
+                logits = self.run()
+            self._graph, self._logits = captured, logits  # only now: a capture that failed may be tried again
         self._graph.replay()
         return self._logits
 

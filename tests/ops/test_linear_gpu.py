@@ -172,7 +172,7 @@ def test_many_rows_on_the_device(name):
     for n, k in ((400, 1152), (1040, 1056), (272, 6400)):  # an odd number of steps, a unit that is not full, a split of k
         w = ng.quantize(torch.randn(n, k, generator=torch.Generator().manual_seed(0)), name)
         prepared, bias = ng.prepare(w, "cuda"), torch.randn(n, device="cuda", dtype=torch.bfloat16)
-        for m in (33, 64, 100, 129, 600):
+        for m in (33, 100, 600):
             x = torch.randn(m, k + 8, device="cuda").bfloat16()[:, :k]
             plan = ng.plan("linear", x, prepared, bias)
             dense = w.dequantize(getattr(torch, plan.reveals)).cuda().double()
@@ -190,7 +190,7 @@ def test_many_experts_on_the_device(name):
     n, k, tokens = 272, 1152, 5000
     w = ng.quantize(torch.randn(40, n, k, generator=torch.Generator().manual_seed(0)), name)
     prepared, x = ng.prepare(w, "cuda"), torch.randn(tokens, k, device="cuda").bfloat16()
-    for each in (5, 30, 60, 120):
+    for each in (5, 30, 90):
         sizes = torch.randint(0, 2 * each, (40,), generator=torch.Generator().manual_seed(each))
         sizes[3], used = 0, x[: int(40 * each)]
         y = ng.grouped_linear(used, prepared, sizes.cuda(), out_dtype=torch.float32)

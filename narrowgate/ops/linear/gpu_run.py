@@ -84,7 +84,7 @@ class Tile:
 
 
 FEW = 32  # rows of x that packed_kernel takes wherever gpu_stream takes more
-FEW_EACH = 24  # the same of experts, on average
+FEW_EACH = 1  # the same of experts, on average
 SOME = 64  # elsewhere: rows of x up to which a weight is read in place; beyond, decoding it once and the vendor's product are faster
 
 

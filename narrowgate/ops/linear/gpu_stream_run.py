@@ -61,6 +61,8 @@ def why_not(f: Form, x: Tensor, dtype: torch.dtype, as_given: bool) -> str:
 
 def many(f: Form) -> int:
     """Rows of x up to which a plain product goes this way."""
+    if f.bits == 6:
+        return 256  # two stages, see tile
     return _MANY if f.n >= 128 * 128 else _FEWER
 
 
@@ -83,14 +85,15 @@ def tile(f: Form, m: int) -> Tile:
 
 
 def _splits(f: Form, bn: int, tiles_m: int, resident: int) -> int:
-    """Into how many parts k is cut so that programs fill the device."""
-    return max(min(132 * resident // (-(-f.n // bn) * tiles_m), 8), 1)
+    """Into how many parts k is cut: the fewest rounds of programs, weighed against writing and adding up their sums."""
+    tiles, room = -(-f.n // bn) * tiles_m, 132 * resident
+    return min(range(1, 9), key=lambda s: -(-tiles * s // room) / s + 0.03 * s)
 
 
 def grouped_tile(f: Form, tokens: int) -> Tile:
     """The configuration of a grouped product: by the rows that an expert has on average."""
     rows = tokens / f.matrices
-    return Tile(64, 16) if rows <= 12 else Tile(64, 32) if rows <= 24 else Tile(64, 64)
+    return Tile(64, 16) if rows <= 12 else Tile(64, 32) if rows <= 40 else Tile(64, 128, 2)
 
 
 @lru_cache(maxsize=1024)

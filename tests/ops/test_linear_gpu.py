@@ -85,12 +85,12 @@ COMPILED = """
         for i, name in enumerate(NAMES):
             dtype = (torch.bfloat16, torch.float16)[i % 2]
             _, tensors, form = prepared(name, 32, 256)
-            tile = gpu_run.tile(form, 1, False)
-            gpu_run.packed(form, tensors, torch.zeros(1, 256, dtype=dtype), None, torch.zeros(1, 32, dtype=dtype), tile)
+            for tile in {gpu_run.tile(form, 1, False), gpu_run.Tile(32, 8, 2, 3)}:
+                gpu_run.packed(form, tensors, torch.zeros(1, 256, dtype=dtype), None, torch.zeros(1, 32, dtype=dtype), tile)
     assert len(kernels) >= len(NAMES)
     for kernel in kernels:
         ptx = kernel.asm["ptx"]
-        if "packed_kernel" not in kernel.metadata.name:
+        if kernel.metadata.name not in ("packed_kernel", "few_kernel"):
             continue
         assert "mma.sync.aligned.m16n8k16" in ptx
         assert "cvt.rn.f32." not in ptx and "div" not in ptx, kernel.metadata.name  # nothing is converted on its way in

@@ -1,7 +1,7 @@
 """The products on the GPU: which route a call takes.
 
-* `gpu_packed`, `gpu_wide`: a prepared weight (`ng.prepare`: planes of codes, columns of scales) and few rows of a 16-bit x, or
-  any number of rows under `batch_invariant`. The weight is read in place, once for every tile of rows.
+* `gpu_few`, `gpu_packed`, `gpu_wide`: a prepared weight (`ng.prepare`: planes of codes, columns of scales) and few rows of a
+  16-bit x, or any number of rows under `batch_invariant`. The weight is read in place, once for every tile of rows.
 * `gpu_stream`: such a weight, more rows of a bfloat16 x, a Hopper GPU.
 * `gpu_dense`: dense operands, and packed ones decoded into a workspace: into float32 where x is float32 or packed itself (exact),
   else into x's dtype, a slice of at most WORKSPACE bytes at a time. 16-bit operands of one dtype go to the vendor's product,

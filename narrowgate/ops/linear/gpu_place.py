@@ -14,7 +14,7 @@ from functools import cache
 
 _EXPONENT = {"bf16": 8, "f16": 5}  # bits
 _MANTISSA = {"bf16": 7, "f16": 10}
-_SMALL = {  # exponent bits, mantissa bits, bias, smallest magnitude that is no plain number
+SMALL = {  # exponent bits, mantissa bits, bias, smallest magnitude that is no plain number
     "float4_e2m1fn": (2, 1, 1, None), "float6_e2m3fn": (2, 3, 1, None), "float6_e3m2fn": (3, 2, 3, None),
     "float8_e4m3fn": (4, 3, 7, 0x7F), "float8_e5m2": (5, 2, 15, 0x7C),
 }  # fmt: skip
@@ -42,7 +42,6 @@ def _four(byte: int) -> str:
     return hex(byte * 0x01010101)
 
 
-@cache
 @cache
 def place(element: str, part: int, kind: str, zero_point: bool = False) -> str:
     """Assembly: $2 four bytes (of plane 0; $3, $4 of planes 1 and 2 for the last part of 6 bits), $0 and $1 two values each.
@@ -92,7 +91,7 @@ def _constants(steps: list[str]) -> str:
 
 
 def _small(element: str, part: int, kind: str) -> str:
-    exponent, mantissa, bias, special = _SMALL[element]
+    exponent, mantissa, bias, special = SMALL[element]
     bits = 1 + exponent + mantissa
     shift = _EXPONENT[kind] - exponent
     field = ((1 << (exponent + mantissa)) - 1) << (_MANTISSA[kind] - mantissa)
@@ -112,14 +111,62 @@ def _small(element: str, part: int, kind: str) -> str:
     return _constants(steps)
 
 
+@cache
+def place_halves(element: str, part: int, kind: str, factor: str = "") -> str:
+    """`place` for small floats in another order: $0 the values of bytes 0 and 2, $1 those of bytes 1 and 3, $2 to $4 the planes.
+
+    Nothing is moved between bytes: a shift brings the sign of both halves of a word to where it belongs, another one the fields.
+    Left shifts need not run where masks do. Codes that are no number come out as if they were. `factor`: a register with a power
+    of two twice, times `lift`, which every value is multiplied by.
+    """
+    exponent, mantissa, _, _ = SMALL[element]
+    bits = 1 + exponent + mantissa
+    word, low = "$2", bits * part if bits == 4 else 0
+    steps = []
+    if bits == 6 and part == 3:
+        steps, word, low = _left_aligned(6, 3), "t", 2
+    field = ((1 << (exponent + mantissa)) - 1) << (_MANTISSA[kind] - mantissa)
+    by = factor or (_register(_power(lift(element, kind), kind)) if lift(element, kind) else "")
+    for i in range(2):
+        at = low + 8 * i  # the lowest bit of the code in its half of the word
+        to = _MANTISSA[kind] - mantissa
+        if kind == "bf16" and bits == 4:  # one product shifts by two distances
+            if i:
+                steps.append(f"shr.b32 g, {word}, 8;")
+            steps.append(f"and.b32 h, {'g' if i else word}, {_twice(15 << low)};")
+            steps.append(
+                f"mul.lo.u32 h, h, {hex((1 << (12 - low)) + (1 << (to - low)))}; and.b32 h, h, {_twice(0x8000 | field)};"
+            )
+        else:
+            steps.append(_moved("h", word, 15 - (at + bits - 1)))
+            steps.append(_moved("g", word, to - at) + f"and.b32 g, g, {_twice(field)};")
+            steps.append(f"lop3.b32 h, h, 0x80008000, g, {_AND_OR};")
+        steps.append(f"mul.{kind}x2 ${i}, h, {by};" if by else f"mov.b32 ${i}, h;")
+    return "{ .reg .b32 t, u, h, g; " + _constants(steps) + " }"
+
+
+def lift(element: str, kind: str) -> int:
+    """The exponent that values under the operand's own exponent lack."""
+    return 2 ** (_EXPONENT[kind] - 1) - 1 - SMALL[element][2]
+
+
+def special(element: str) -> int | None:
+    """The smallest magnitude of a small float that is no plain number."""
+    return SMALL[element][3]
+
+
+def _moved(into: str, word: str, left: int) -> str:
+    if not left:
+        return f"mov.b32 {into}, {word};"
+    return f"shl.b32 {into}, {word}, {left};" if left > 0 else f"shr.b32 {into}, {word}, {-left};"
+
+
 def _left_aligned(bits: int, part: int) -> list[str]:
-    """t: four codes, the sign of each on top of its byte, zeros below."""
-    if bits == 8:
+    """t: four codes, the sign of each on top of its byte. What stands below a code is masked away with the fields."""
+    if bits == 8 or (bits == 4 and part):
         return ["mov.b32 t, $2;"]
-    if bits == 4:
-        return ["and.b32 t, $2, 0xf0f0f0f0;"] if part else ["shl.b32 t, $2, 4; and.b32 t, t, 0xf0f0f0f0;"]
-    if part < 3:
-        return ["shl.b32 t, $2, 2; and.b32 t, t, 0xfcfcfcfc;"]
+    if bits == 4 or part < 3:
+        return [f"shl.b32 t, $2, {8 - bits};"]
     return [
         "shr.b32 t, $2, 4; and.b32 t, t, 0x0c0c0c0c; shr.b32 u, $3, 2;"
         f"lop3.b32 t, u, 0x30303030, t, {_AND_OR}; lop3.b32 t, $4, 0xc0c0c0c0, t, {_AND_OR};"
@@ -142,7 +189,7 @@ def place_pairs(element: str, part: int) -> str:
 
 def _spread(element: str, part: int, i: int) -> str:
     """One pair of a small float: a byte in each half of u, sign and magnitude moved into place, then the lift."""
-    exponent, mantissa, bias, special = _SMALL[element]
+    exponent, mantissa, bias, special = SMALL[element]
     bits, low = 1 + exponent + mantissa, _MANTISSA["bf16"] - mantissa  # magnitudes end at bit `low`
     lift = f"mul.bf16x2 ${i}, t, {_register(_power(127 - bias, 'bf16'))};"
     last, at = bits == 6 and part == 3, part * 4 if bits == 4 else 0

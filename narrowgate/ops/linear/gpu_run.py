@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -11,12 +11,13 @@ import triton.language as tl
 from torch import Tensor
 
 from narrowgate.errors import UnsupportedError
-from narrowgate.ops.linear import gpu_packed, gpu_wide
+from narrowgate.ops.linear import gpu_few, gpu_few_asm, gpu_packed, gpu_wide
 from narrowgate.ops.linear.gpu_place import place
 from narrowgate.ops.linear.prepare import PLACED, divides
 from narrowgate.ops.linear.reading import read_weight
 from narrowgate.packing.operand import DENSE, parse
 from narrowgate.packing.planes import PARTS, planes, units
+from narrowgate.tile.gpu_math import INTERPRETED
 
 _KIND = {torch.bfloat16: "bf16", torch.float16: "f16"}
 _TL = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -81,6 +82,7 @@ class Tile:
     stages: int = 4
     splits: int = 1
     wide: bool = False  # wide_kernel instead of packed_kernel
+    few: bool = False  # few_kernel: bn 16 or 32, bm 8 or 16, stages is its DEPTH
 
 
 FEW = 32  # rows of x that packed_kernel takes wherever gpu_stream takes more
@@ -92,9 +94,31 @@ def tile(f: Form, m: int, batch_invariant: bool) -> Tile:
     """The configuration of a call, from its shapes alone."""
     if batch_invariant:
         return Tile(32, 16, 4, 2)
+    if m <= 16 and takes_few(f):
+        return _few(f, m)
     if m <= 8:
         return Tile(32, 8, 2, 3)
     return Tile(32, 16, 4, 2) if m <= 32 else Tile(128, 64, 8, 3, wide=True)
+
+
+@cache
+def _hopper() -> bool:
+    """Of the kernels that compile for the card here; without a card for the one that is compiled for."""
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] >= 9
+
+
+def takes_few(f: Form) -> bool:
+    """Whether few_kernel reads the weight. The interpreter has no such language: under it packed_kernel does this work."""
+    return not INTERPRETED.value and _hopper() and f.zero_index is None and f.scale in gpu_few_asm.SCALES and f.k % 4 == 0
+
+
+def _few(f: Form, m: int) -> Tile:
+    """The configuration of few_kernel: k is split where the rows alone would not fill the device, and long enough."""
+    columns, warps = 8 if m <= 8 else 16, 4
+    tiles, splits = -(-f.n // 32) * -(-m // columns), 1
+    while splits < 4 and tiles * splits < 400 and f.units >= 8 * warps * splits:
+        splits *= 2
+    return Tile(32, columns, warps, 2 if m <= 8 else 1, splits, few=True)
 
 
 def grouped_tile(f: Form, tokens: int, batch_invariant: bool) -> Tile:
@@ -146,13 +170,49 @@ def unpack(f: Form, w: list[Tensor], dtype: torch.dtype, start: int, stop: int) 
     return out
 
 
+def _launch_few(
+    f: Form,
+    w: list[Tensor],
+    x: Tensor,
+    bias: Tensor | None,
+    into: Tensor,
+    chosen: Tile,
+    plan: Tensor | None,
+    grid: tuple[int, ...],
+) -> None:
+    unit, columns, tiles = f.part * PARTS[f.bits], chosen.bm // 8, chosen.bn // 16
+    group = 0 if f.per_row else min(f.group, unit)
+    kind = _KIND[x.dtype]
+    fold = gpu_few_asm.folds(f.element, f.scale, group, chosen.bn, f.n, kind)
+    if fold:
+        asm, constraints = gpu_few_asm.folded_asm(f.element, f.bits, f.part, group, columns)
+    else:
+        asm, constraints = gpu_few_asm.unit_asm(f.element, f.bits, f.part, group, f.scale, columns, kind)
+    gpu_few.few_kernel[grid](
+        x, w[0], _stored(w, f.scale_index), _stored(w, f.outer_index), bias, into, plan, x.shape[0], f.n, f.k, f.units, f.blocks,
+        x.stride(0) // 4, into.stride(-2), into.stride(-1), f.units * planes(f.bits) * f.n * f.part, f.blocks * f.n,
+        ASM=asm, CONSTRAINTS=constraints, ROW_ASM=gpu_few_asm.row_asm(f.scale) if f.per_row else "", PARTS=PARTS[f.bits],
+        PLANES=planes(f.bits), J=f.part, GROUP=group, BLOCK=f.group, OUTER=0 if f.outer_index is None else 2 if f.outer_rows else 1,
+        BIAS=bias is not None, COLUMNS=columns, TILES=tiles, WARPS=chosen.warps, SPLITS=grid[2], DEPTH=chosen.stages,
+        TAIL=f.k % unit != 0, EVEN=f.n % chosen.bn == 0, GROUPED=plan is not None, FOLD=fold,
+        num_warps=chosen.warps, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
 def packed(
     f: Form, w: list[Tensor], x: Tensor, bias: Tensor | None, out: Tensor, chosen: Tile, plan: Tensor | None = None
 ) -> None:
     """out [M, N] = x [M, K] w^T + bias; with `plan` (tiles of chosen.bm rows) each expert's rows by its own matrix."""
     m, splits = x.shape[0], 1 if plan is not None else chosen.splits
+    if chosen.few and (x.data_ptr() % 16 or x.stride(0) % 4):
+        x = x.clone(memory_format=torch.contiguous_format)  # few_kernel reads pieces of four; so few rows cost little
     into = out if splits == 1 else torch.empty(splits, m, f.n, dtype=torch.float32, device=x.device)
     tiles_n, tiles_m = -(-f.n // chosen.bn), -(-m // chosen.bm) if plan is None else plan.shape[0]
+    if chosen.few:
+        _launch_few(f, w, x, bias, into, chosen, plan, (tiles_n, tiles_m, splits))
+        if splits > 1:
+            reduce(f, w, into, bias, out)
+        return
     asm, form = _format(f, x.dtype)
     arguments = (
         x, w[0], _stored(w, f.scale_index), _stored(w, f.zero_index), _stored(w, f.outer_index), bias, into, plan,

@@ -40,6 +40,17 @@ def sub_rn(a, b):
 
 
 @triton.jit
+def fma_rn(a, b, c):
+    """a * b + c rounded once; float32. The interpreter rounds by way of float64, whose 53 bits hold the product exactly."""
+    if INTERPRETED:
+        return (a.to(tl.float64) * b.to(tl.float64) + c.to(tl.float64)).to(tl.float32)
+    else:
+        return tl.inline_asm_elementwise(
+            "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", [a, b, c], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
 def widen(x):
     """bfloat16, float16 or float32 as float32, exactly; the interpreter loses bfloat16's subnormals on its own way."""
     if INTERPRETED and x.dtype == tl.bfloat16:

@@ -7,6 +7,7 @@ a stream capture nothing is read, an infinity saturates and a NaN marks its bloc
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from narrowgate.formats import Scheme, codebook, element, scheme
 from narrowgate.formats.codebooks import thresholds
 from narrowgate.formats.schemes import ROW
 from narrowgate.ops.quantize.gpu_blocks import blocks_kernel, channel_kernel, row_amax_kernel
+from narrowgate.ops.quantize.gpu_pairs import pairs_kernel
 from narrowgate.packing import layout as find_layout
 from narrowgate.quantize import quantize as by_rule
 from narrowgate.quantize.arithmetic import divide
@@ -28,6 +30,8 @@ from narrowgate.quantize.non_finite import NAN_CODE, nan_scale
 
 TILE = 1024  # values of a program
 WARPS = 2
+TILE_PAIRS = 2048  # values of a program of gpu_pairs.py: 16 a thread
+WARPS_PAIRS = 4
 _SIGNED = {"signed_integer", "iq4_nl", "q4_0"}  # the scale takes the sign of the value of largest magnitude
 
 
@@ -49,6 +53,7 @@ class Constants(NamedTuple):
     half: bool
     nan_scale: int
     nan_code: int
+    top: int  # the largest value as a bfloat16, in both halves of a word
 
 
 @lru_cache(maxsize=256)
@@ -66,6 +71,7 @@ def constants(name: str, rule: str) -> Constants:
         kind.max if floating else 0.0, kind.emax if floating else 0,
         float(low), float(high), divisor, record.method in _SIGNED, element(stored).bits, stored == "float16",
         nan_scale(stored), NAN_CODE if floating and kind.has_nan else 0,
+        int(torch.tensor(kind.max if floating else 0.0).bfloat16().view(torch.int16)) * 0x10001,
     )  # fmt: skip
 
 
@@ -124,6 +130,9 @@ def encode_rows(
     if direct and rows.numel() * bits % 32:
         out[0].view(-1)[-1:].zero_()  # what fills the last word up
     fixed = constants(record.name, rule)
+    if direct and _by_pairs(rows, record, rule, layout):
+        _encode_pairs(rows, record, fixed, out, flag)
+        return
     given = flag if flag is not None else data  # a pointer that is not used
     if record.scales[0].span == ROW:
         chunk = min(2048, max(triton.next_power_of_2(width), 16))
@@ -146,6 +155,35 @@ def encode_rows(
         )  # fmt: skip
     if data is not out[0]:
         out[0].copy_(find_layout(layout).pack(data.view(shape), bits))
+
+
+def _by_pairs(rows: Tensor, record: Scheme, rule: str, layout: str) -> bool:
+    """Whether gpu_pairs.py takes it: bfloat16 rows of whole blocks whose 16-byte words lie on their places."""
+    block = record.group_size
+    if rows.dtype != torch.bfloat16 or block is None or rows.shape[1] % block or rows.data_ptr() % 16:
+        return False
+    if rows.shape[0] > 1 and rows.stride(0) % 8:
+        return False
+    if record.method == "microscaling":
+        return rule != "mse" and layout == record.layout
+    stored = record.scales[0].element
+    return record.method == "integer" and stored == "bfloat16" and record.value_element.bits >= 4 and layout == record.layout
+
+
+def _encode_pairs(rows: Tensor, record: Scheme, fixed: Constants, out: list[Tensor], flag: Tensor | None) -> None:
+    block, count, pitch = record.group_size or 1, rows.shape[0], rows.stride(0)
+    groups = rows.shape[1] // block
+    if pitch == rows.shape[1] or count == 1:  # one run of blocks: rows of a tile each, so that no tile is cut
+        span = math.gcd(count * groups, TILE_PAIRS // block)
+        span = span if span * block * 4 >= TILE_PAIRS else groups
+        count, groups, pitch = count * groups // span, span, span * block
+    G = min(triton.next_power_of_2(groups), max(TILE_PAIRS // block, 1))
+    R = min(max(TILE_PAIRS // (G * block), 1), triton.next_power_of_2(count))
+    pairs_kernel[(triton.cdiv(count, R) * triton.cdiv(groups, G),)](
+        rows.view(torch.uint32) if rows.shape[0] else rows, out[0], out[1], out[0] if flag is None else flag, count, groups,
+        pitch // 2, S=fixed, R=R, G=G, B=block, V=16 if fixed.bits == 6 else 8, RAISES=flag is not None,
+        num_warps=WARPS_PAIRS, enable_fp_fusion=False,
+    )  # fmt: skip
 
 
 def _store(layout: str, bits: int, width: int) -> str:

@@ -30,8 +30,8 @@ from narrowgate.quantize.non_finite import NAN_CODE, nan_scale
 
 TILE = 1024  # values of a program
 WARPS = 2
-TILE_PAIRS = 2048  # values of a program of gpu_pairs.py: 16 a thread
-WARPS_PAIRS = 4
+TILE_PAIRS = 2048  # values of a program of gpu_pairs.py: 32 a thread
+WARPS_PAIRS = 2
 _SIGNED = {"signed_integer", "iq4_nl", "q4_0"}  # the scale takes the sign of the value of largest magnitude
 
 

@@ -3,8 +3,9 @@ its floor.
 
 The floor of a kind is its bytes at the rates that were measured just before: weights (of experts the chosen ones), keys and values
 at the rate of reading, states read and written at the rate of copying. A kind's graph runs the modules of all layers in turn on
-random activations; where these together fit into the card's cache (attention of the smallest model) the kind is timed warm. What a replayed step takes beyond the sum of the kinds is what lies
-between them; what a step by the clock takes beyond the replay is Python and the way to the card and back."""
+random activations; where these together fit into the card's cache (attention of the smallest model) the kind is timed warm.
+What a replayed step takes beyond the sum of the kinds is what lies between them; what a step by the clock takes beyond the replay
+is Python and the way to the card and back."""
 
 from __future__ import annotations
 

@@ -220,11 +220,17 @@ def test_attention_kernels(tmp_path):
 @pytest.mark.parametrize("scheme", [None, "int4_g32", "nvfp4", "mxfp6_e3m2", "nf4_g64"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_on_a_card(kind, scheme, folders):
-    """In float32 close to the CPU's; in bfloat16 as close as the CPU's own bfloat16, and the same path for prompt and steps."""
+    """In float32 close to the CPU's; in bfloat16 about as close as the CPU's own bfloat16, prompt and steps alike.
+
+    Of experts only float32 is compared: rounding may choose another one, and then nothing is close."""
     ids = tokens(40, seed=2)
     cpu = ng.load(folders[kind], scheme)
     want = cpu.logits(ids)
-    for dtype, close in ((torch.float32, 2e-4), (torch.bfloat16, 0.08)):
+    bounds = [(torch.float32, 2e-4)]
+    if "moe" not in kind and "next" not in kind:
+        own = relative(want, ng.load(folders[kind], scheme, dtype=torch.bfloat16).logits(ids))
+        bounds.append((torch.bfloat16, 0.05 + 4 * own))
+    for dtype, close in bounds:
         model = ng.load(folders[kind], scheme, device="cuda", dtype=dtype)
         assert relative(want, model.logits(ids).cpu()) < close
         cache = model.new_cache()

@@ -118,7 +118,10 @@ def _few(f: Form, m: int) -> Tile:
     tiles, splits = -(-f.n // 32) * -(-m // columns), 1
     while splits < 4 and tiles * splits < 400 and f.units >= 8 * warps * splits:
         splits *= 2
-    return Tile(32, columns, warps, 2 if m <= 8 else 1, splits, few=True)
+    deep = (
+        m <= 8 and f.bits != 6 and (splits == 1 or f.bits == 8 or f.part == 16)
+    )  # more would take too many registers, or too long
+    return Tile(32, columns, warps, 2 if deep else 1, splits, few=True)
 
 
 def grouped_tile(f: Form, tokens: int, batch_invariant: bool) -> Tile:

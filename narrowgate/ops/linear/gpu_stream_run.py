@@ -52,11 +52,19 @@ def why_not(f: Form, x: Tensor, dtype: torch.dtype, as_given: bool) -> str:
         return "a zero point" if f.zero_index is not None else f"block scales of {f.scale}, which bfloat16 does not hold"
     if f.n % 16 or f.k % 8 or (f.matrices > 1 and f.k % (PARTS[f.bits] * f.part)):
         return f"{f.n} outputs of {f.k} values: the copy engine wants whole 16 bytes"
+    if block_scales and not _scales_align(f):
+        return "scales of one byte, one a step: the copy engine wants them at whole 128 bytes"
     if f.matrices * f.units * planes(f.bits) >= 2**31 or f.matrices * f.blocks >= 2**31:
         return "more than 2^31 rows of units"
     if as_given and (x.stride(-1) != 1 or any(s % 8 for s in x.stride()[:-1]) or x.data_ptr() % 16):
         return "rows of x that do not begin at whole 16 bytes"
     return ""
+
+
+def _scales_align(f: Form) -> bool:
+    """Whether a step brings two blocks at least, so that its scales for 64 rows, of one byte each, fill 128."""
+    unit = PARTS[f.bits] * f.part
+    return not f.scale.startswith("float8") or unit >= 2 * f.group or (f.units % 2 == 0 and unit == f.group <= 32)
 
 
 def many(f: Form) -> int:

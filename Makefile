@@ -18,8 +18,9 @@ demo: $(VENV)/ready-demo
 	$(RUN) -m narrowgate generate demo/model --scheme mxfp4 --prompt "class Stack:" --echo --max-new-tokens 120 \
 		--temperature 0.7 --top-p 0.95 --seed 1
 
+# A process a core, each with one thread: two would wait for each other.
 test: lint
-	$(RUN) -m pytest -q -m "not gpu"
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -q -m "not gpu" -n auto --dist worksteal
 
 test-gpu: $(VENV)/ready-dev
 	$(RUN) -m pytest -q -m gpu

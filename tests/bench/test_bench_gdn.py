@@ -28,7 +28,7 @@ def test_every_case_checks_and_is_timed():
     with torch.no_grad():
         found, refused = gdn.measure([3], [4], [70])
     assert refused == []
-    kinds = ["step", "packed", "speculative", "decode", "decode", "prefill", "causal", "post-conv", "gated", "l2"]
+    kinds = ["step", "packed", "speculative", "decode", "prefill", "causal", "post-conv", "gated", "l2"]
     assert [m.case.split()[0] for m in found] == kinds
     assert all(m.share == 1.0 for m in found)
 

@@ -9,16 +9,12 @@ Keys and values have at most 128 values: there a row lies in one warp, here and 
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from narrowgate.ops.causal_conv1d.gpu import convolved, shift, window
 from narrowgate.ops.gated_delta_rule import gpu_token as token
-from narrowgate.ops.gated_delta_rule.gpu_step import gated_delta_rule_step
-from narrowgate.ops.norms.gpu import rms_norm_gated
-from narrowgate.ops.post_conv.gpu_step import conv_and_post
 from narrowgate.strides import aligned
 from narrowgate.tile.gpu_launch import fetch, follow, launch
 from narrowgate.tile.gpu_math import bound, round_to, through
@@ -163,20 +159,3 @@ def one_launch(
         HEADS=max(triton.next_power_of_2(ratio), whole // bd), ALIGNED=aligned(state, mixed), NORM_ALIGNED=aligned(z, norm, out),
         STAGES=STAGES, AHEAD=AHEAD, num_warps=WARPS, overlap=True,
     )  # fmt: skip
-
-
-def three_launches(
-    mixed: Tensor, z: Tensor, a: Tensor, b: Tensor, weight: Tensor, taps: Tensor, A_log: Tensor, dt_bias: Tensor, norm: Tensor,
-    state: Tensor, state_indices: Tensor, arrivals: Tensor, *, scale: float, norm_eps: float, eps: float = 1e-6, out: Tensor,
-) -> None:  # fmt: skip
-    """The same for any sizes and any number of rows: convolution and post-conv in one, the step, the norm."""
-    rows, (_, heads, values, keys) = mixed.shape[0], state.shape
-    key_heads = (mixed.shape[1] - heads * values) // (2 * keys)
-    q, k = (mixed.new_empty(rows, key_heads, keys) for _ in range(2))
-    v, (g, beta) = mixed.new_empty(rows, heads, values), (torch.empty(a.shape, device=a.device) for _ in range(2))
-    conv_and_post(
-        mixed, weight, taps, state_indices, a, b, A_log, dt_bias,
-        num_k_heads=key_heads, head_k_dim=keys, head_v_dim=values, eps=eps, out=(q, k, v, g, beta),
-    )  # fmt: skip
-    gated_delta_rule_step(q, k, v, g, beta, state, scale=scale, state_indices=state_indices, out=v)
-    rms_norm_gated(v, z, norm, eps=norm_eps, out=out)

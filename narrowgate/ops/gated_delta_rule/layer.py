@@ -1,6 +1,6 @@
 """What a gated delta layer does to one token a row between its products, as one call: below the operators, for a runner whose
-shapes were checked when it was built. On a GPU few rows take one launch and others three; elsewhere the four operators run one
-after another. The bits are theirs in any case."""
+shapes were checked when it was built. On a GPU few rows take one launch; elsewhere the four operators run one after another. The
+bits are theirs in any case."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from narrowgate.ops.causal_conv1d.op import causal_conv1d_step
-from narrowgate.ops.gated_delta_rule.op import GPU_KEYS, gated_delta_rule_step
+from narrowgate.ops.gated_delta_rule.op import gated_delta_rule_step
 from narrowgate.ops.norms.op import rms_norm_gated
 from narrowgate.ops.post_conv.op import gdn_post_conv
 
@@ -28,7 +28,7 @@ def decode_layer(
     weight: [C, W]; A_log, dt_bias: [Hv]; norm: [V]. taps: [slots, C, W - 1] and state: [slots, Hv, V, K], both changed in
     place at state_indices [B], where a negative one is no slot. arrivals: int32 [slots, Hk], zeros, which the programs of a
     launch count in and leave zero: two calls at once may share it only as they may share states. Returns [B, Hv, V]."""
-    if not on_gpu(mixed, taps, state):
+    if not in_one_launch(mixed, taps, state):
         return composed(
             mixed, z, a, b, weight, taps, A_log, dt_bias, norm, state, state_indices,
             num_k_heads=num_k_heads, scale=scale, eps=eps,
@@ -36,20 +36,17 @@ def decode_layer(
     from narrowgate.ops.gated_delta_rule import gpu_layer
 
     out = torch.empty(mixed.shape[0], *state.shape[1:3], dtype=mixed.dtype, device=mixed.device)
-    run = gpu_layer.one_launch if in_one_launch(mixed, state) else gpu_layer.three_launches
-    run(mixed, z, a, b, weight, taps, A_log, dt_bias, norm, state, state_indices, arrivals, scale=scale, norm_eps=eps, out=out)
+    gpu_layer.one_launch(
+        mixed, z, a, b, weight, taps, A_log, dt_bias, norm, state, state_indices, arrivals, scale=scale, norm_eps=eps, out=out
+    )
     return out
 
 
-def on_gpu(mixed: Tensor, taps: Tensor, state: Tensor) -> bool:
-    fits = state.shape[3] <= GPU_KEYS and taps.shape[0] == state.shape[0]
-    return fits and mixed.is_cuda and importlib.util.find_spec("triton") is not None
-
-
-def in_one_launch(mixed: Tensor, state: Tensor) -> bool:
-    """Whether one launch takes a call, and wins: many rows keep a card as busy with three."""
+def in_one_launch(mixed: Tensor, taps: Tensor, state: Tensor) -> bool:
+    """Whether one launch takes a call, and wins: with many rows the operators keep a card as busy."""
     _, _, values, keys = state.shape
-    return WIDEST // 2 < keys <= WIDEST and values <= WIDEST and mixed.shape[0] <= FEW
+    fits = WIDEST // 2 < keys <= WIDEST and values <= WIDEST and taps.shape[0] == state.shape[0]
+    return fits and mixed.shape[0] <= FEW and mixed.is_cuda and importlib.util.find_spec("triton") is not None
 
 
 def composed(

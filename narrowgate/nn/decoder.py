@@ -15,7 +15,10 @@ from narrowgate.ops.host import missing
 
 
 class Layer(nn.Module):
-    """x += mixer(norm(x)), then x += mlp(norm(x)), in place. `mixer` is a GatedDeltaNet or a GatedAttention."""
+    """x += mixer(norm(x)), then x += mlp(norm(x)). `mixer` is a GatedDeltaNet or a GatedAttention.
+
+    A sum is left to the norm after it, which reads x anyway: a layer takes what the layer before still owes x, None for
+    nothing, pays into x in place, and returns what it owes."""
 
     mixer: Mixer
 
@@ -23,10 +26,9 @@ class Layer(nn.Module):
         super().__init__()
         self.mixer, self.mlp, self.before, self.between = mixer, mlp, before, between
 
-    def forward(self, x: Tensor, batch: Ragged, state: LayerState) -> Tensor:
-        x += self.mixer(self.before(x), batch, state)
-        x += self.mlp(self.between(x))
-        return x
+    def forward(self, x: Tensor, owed: Tensor | None, batch: Ragged, state: LayerState) -> Tensor:
+        owed = self.mixer(self.before(x, owed), batch, state)
+        return self.mlp(self.between(x, owed))
 
 
 class Decoder(nn.Module):
@@ -59,8 +61,9 @@ class Decoder(nn.Module):
 
     def forward(self, ids: Tensor, batch: Ragged, states: Sequence[LayerState], rows: Tensor | None = None) -> Tensor:
         """ids [T] -> logits float32 [T, vocab], or of `rows` alone; the states advance by T tokens."""
-        x = self.embed(ids)
+        x, owed = self.embed(ids), None
         for layer, state in zip(self.layers, states, strict=True):
-            x = layer(x, batch, state)
-        x = self.norm(x if rows is None else x[rows])
-        return self.head(x, out_dtype=torch.float32)
+            owed = layer(x, owed, batch, state)
+        if rows is not None:
+            x, owed = x[rows], None if owed is None else owed[rows]
+        return self.head(self.norm(x, owed), out_dtype=torch.float32)

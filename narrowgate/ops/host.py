@@ -4,6 +4,7 @@ instructions that they are compiled for are missing. Then they say so, and nothi
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,12 @@ def missing() -> tuple[str, ...]:
     except (ImportError, UnsupportedError) as error:
         return (str(error),)
     return ()
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether there is a language for kernels of a GPU."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def host_kernel(target: str, **options: Callable[..., Any]) -> Kernel:

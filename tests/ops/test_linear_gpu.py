@@ -95,6 +95,9 @@ COMPILED = """
         assert "mma.sync.aligned.m16n8k16" in ptx
         assert "cvt.rn.f32." not in ptx and "div" not in ptx, kernel.metadata.name  # nothing is converted on its way in
         assert ".local" not in ptx
+        if kernel.metadata.name == "few_kernel":  # codes are asked for, then x is waited for, then read
+            asked, waited, read = (ptx.index(text) for text in ("prefetch.L2", "griddepcontrol.wait", "ld.global"))
+            assert asked < waited < read
 """
 
 

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from narrowgate.strides import two_axes
-from narrowgate.tile.gpu_launch import launch
+from narrowgate.tile.gpu_launch import follow, launch
 from narrowgate.tile.gpu_math import round_to
 from narrowgate.tile.gpu_special import silu as silu_
 from narrowgate.tile.gpu_sums import offset
@@ -19,8 +19,10 @@ BLOCK = 2048
 
 @triton.jit
 def _kernel(
-    x, out, s, width, x_inner, x_outer, x_step, o_inner, o_outer, o_step, parts, STEP: tl.constexpr, BLOCK: tl.constexpr
-):
+    x, out, s, width, x_inner, x_outer, x_step, o_inner, o_outer, o_step, parts, STEP: tl.constexpr, BLOCK: tl.constexpr,
+    FOLLOWS: tl.constexpr,
+):  # fmt: skip
+    follow(FOLLOWS)
     row = tl.program_id(0) // parts
     c = (tl.program_id(0) % parts).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     ok = c < width
@@ -61,7 +63,7 @@ def _run(step: str, x: Tensor, out: Tensor, s: float = 0.0) -> None:
     rows = out.numel() // width if width else 0
     parts = triton.cdiv(width, BLOCK)
     axes = (1, 0, 0, 1, 0, 0) if flat else (*(two_axes(x)), *(two_axes(out)))
-    launch(_kernel, rows * parts, x, x, out, s, width, *axes, parts, STEP=step, BLOCK=BLOCK)
+    launch(_kernel, rows * parts, x, x, out, s, width, *axes, parts, STEP=step, BLOCK=BLOCK, overlap=True)
 
 
 def silu(x: Tensor, *, out: Tensor) -> None:

@@ -4,13 +4,12 @@ bits are theirs in any case."""
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 from torch import Tensor
 
 from narrowgate.ops.causal_conv1d.op import causal_conv1d_step
 from narrowgate.ops.gated_delta_rule.op import gated_delta_rule_step
+from narrowgate.ops.host import has_triton
 from narrowgate.ops.norms.op import rms_norm_gated
 from narrowgate.ops.post_conv.op import gdn_post_conv
 
@@ -46,7 +45,7 @@ def in_one_launch(mixed: Tensor, taps: Tensor, state: Tensor) -> bool:
     """Whether one launch takes a call, and wins: with many rows the operators keep a card as busy."""
     _, _, values, keys = state.shape
     fits = WIDEST // 2 < keys <= WIDEST and values <= WIDEST and taps.shape[0] == state.shape[0]
-    return fits and mixed.shape[0] <= FEW and mixed.is_cuda and importlib.util.find_spec("triton") is not None
+    return fits and mixed.shape[0] <= FEW and mixed.is_cuda and has_triton()
 
 
 def composed(

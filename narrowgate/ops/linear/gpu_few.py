@@ -110,9 +110,35 @@ def _fetch(
     return fetched
 
 
-@gluon.jit(do_not_specialize=["M", "N", "K", "units", "blocks"])
+@gluon.jit
+def _follow(
+    w_ptr, warp, lane, split, N, units, soon,
+    PLANES: gl.constexpr, J: gl.constexpr, ROWS: gl.constexpr, WARPS: gl.constexpr, SPLITS: gl.constexpr,
+):  # fmt: skip
+    """Ask for the codes of this program's first `soon` units, a lane for each, and only then wait for the kernel before. What is
+    asked for comes into the second cache, where that kernel's writes go too: it cannot be stale."""
+    row0 = gl.program_id(0) * ROWS
+    size = gl.minimum(ROWS, N - row0) * J
+    i = warp * 32 + lane
+    unit = (i // WARPS * SPLITS + split) * WARPS + i % WARPS
+    asked = ((i < soon) & (unit < units)).to(gl.int32)
+    for plane in gl.static_range(PLANES):
+        where = (
+            w_ptr.to(gl.int64) + (gl.maximum(gl.minimum(unit, units - 1), 0).to(gl.int64) * PLANES + plane) * N * J + row0 * J
+        )
+        gl.inline_asm_elementwise(
+            "{ .reg .pred ask; setp.ne.s32 ask, $2, 0; @ask cp.async.bulk.prefetch.L2.global [$1], $3; mov.u32 $0, 0; }",
+            "=r,l,r,r", [where, asked, size], dtype=gl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    gl.inline_asm_elementwise(
+        "griddepcontrol.wait; griddepcontrol.launch_dependents; mov.u32 $0, $1;", "=r,r", [lane], dtype=gl.int32, is_pure=False,
+        pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=["M", "N", "K", "units", "blocks", "soon"])
 def few_kernel(
-    x_ptr, w_ptr, scale_ptr, outer_ptr, bias_ptr, out_ptr, plan_ptr, M, N, K, units, blocks, quarter_stride,
+    x_ptr, w_ptr, scale_ptr, outer_ptr, bias_ptr, out_ptr, plan_ptr, M, N, K, units, blocks, soon, quarter_stride,
     stride_om, stride_on, matrix_w, matrix_s,
     ASM: gl.constexpr, CONSTRAINTS: gl.constexpr, ROW_ASM: gl.constexpr, PARTS: gl.constexpr, PLANES: gl.constexpr, J: gl.constexpr,
     GROUP: gl.constexpr, BLOCK: gl.constexpr, OUTER: gl.constexpr, BIAS: gl.constexpr, COLUMNS: gl.constexpr,
@@ -124,6 +150,7 @@ def few_kernel(
 
     16 TILES rows of w and 8 COLUMNS rows of x a program; its WARPS share out the units, DEPTH of which are in flight at once.
     BLOCK: values under a scale; GROUP: those in one unit, 0 where sums need no scale (ROW_ASM decodes the row's, if there is one).
+    It starts while the kernel before it still runs, and meanwhile asks for its first `soon` units (0 with a plan).
     """
     LANES: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [WARPS, 1], [1, 0])
     RUN: gl.constexpr = gl.BlockedLayout([1, 1, 2], [1, 32, 1], [WARPS, 1, 1], [2, 1, 0])
@@ -136,6 +163,8 @@ def few_kernel(
     warp = gl.arange(0, WARPS, layout=gl.SliceLayout(1, LANES))[:, None]
     warp, lane = gl.broadcast(warp, gl.arange(0, 32, layout=ONE)[None, :])
     g, t = lane // 4, lane % 4
+    split = gl.program_id(2)
+    _follow(w_ptr, warp, lane, split, N, units, soon, PLANES, J, 16 * TILES, WARPS, SPLITS)
     start, end = gl.program_id(1) * (8 * COLUMNS), M
     if GROUPED:
         expert = gl.load(plan_ptr + gl.program_id(1) * 3).to(gl.int64)
@@ -151,7 +180,6 @@ def few_kernel(
             outer_ptr += gl.maximum(expert, 0) * N
     xs = x_ptr.to(gl.pointer_type(gl.int64), bitcast=True)
     ws = w_ptr.to(CODES, bitcast=True)
-    split = gl.program_id(2)
     row0 = gl.program_id(0) * (16 * TILES) + g * (4 if FOLD else 1)
     m0 = start + g
     sums = ()

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from narrowgate.tile.gpu_decode import decode
+from narrowgate.tile.gpu_launch import follow
 from narrowgate.tile.gpu_math import INTERPRETED, bound, mul_rn, round_to
 
 
@@ -261,8 +262,10 @@ def unpack_kernel(
 def reduce_kernel(
     sums_ptr, outer_ptr, bias_ptr, out_ptr, M, N, stride_om, stride_on,
     SPLITS: tl.constexpr, OUTER: tl.constexpr, BIAS: tl.constexpr, BN: tl.constexpr,
+    FOLLOWS: tl.constexpr,
 ):  # fmt: skip
     """out [M, N] from sums [SPLITS, M, N], added in order."""
+    follow(FOLLOWS)
     n = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
     m = tl.program_id(1).to(tl.int64)
     total = tl.zeros((BN,), tl.float32)

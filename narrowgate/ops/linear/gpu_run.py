@@ -17,6 +17,7 @@ from narrowgate.ops.linear.prepare import PLACED, divides
 from narrowgate.ops.linear.reading import read_weight
 from narrowgate.packing.operand import DENSE, parse
 from narrowgate.packing.planes import PARTS, planes, units
+from narrowgate.tile.gpu_launch import launch
 from narrowgate.tile.gpu_math import INTERPRETED
 
 _KIND = {torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -154,10 +155,11 @@ def _stored(w: list[Tensor], index: int | None) -> Tensor | None:
 def reduce(f: Form, w: list[Tensor], sums: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """out [M, N] from float32 sums [splits, M, N], added in order, times the outer factor, plus the bias."""
     splits, m, _ = sums.shape
-    gpu_packed.reduce_kernel[(-(-f.n // 256), m)](
-        sums, _stored(w, f.outer_index), bias, out, m, f.n, out.stride(0), out.stride(1), SPLITS=splits,
+    launch(
+        gpu_packed.reduce_kernel, (-(-f.n // 256), m), sums, sums, _stored(w, f.outer_index), bias, out, m, f.n,
+        out.stride(0), out.stride(1), SPLITS=splits,
         OUTER=0 if f.outer_index is None else 2 if f.outer_rows else 1, BIAS=bias is not None, BN=256, num_warps=4,
-        enable_fp_fusion=False,
+        overlap=True,
     )  # fmt: skip
 
 
@@ -171,6 +173,17 @@ def unpack(f: Form, w: list[Tensor], dtype: torch.dtype, start: int, stop: int) 
         f.n, f.k, f.units, f.blocks, out.stride(0), *asm, **form, BN=rows, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     return out
+
+
+AHEAD = 24 << 20  # bytes of a weight that all programs of few_kernel together ask for ahead: half of an H200's L2
+
+
+def _soon(f: Form, w: list[Tensor], chosen: Tile, grid: tuple[int, ...]) -> int:
+    """Units that a program of few_kernel asks for before it waits: at most one a lane, none that the copy engine could not."""
+    if w[0].data_ptr() % 16:
+        return 0
+    each = chosen.bn * planes(f.bits) * f.part
+    return min(32 * chosen.warps, AHEAD // (grid[0] * grid[2] * each))
 
 
 def _launch_few(
@@ -193,11 +206,12 @@ def _launch_few(
         asm, constraints = gpu_few_asm.unit_asm(f.element, f.bits, f.part, group, f.scale, columns, kind)
     gpu_few.few_kernel[grid](
         x, w[0], _stored(w, f.scale_index), _stored(w, f.outer_index), bias, into, plan, x.shape[0], f.n, f.k, f.units, f.blocks,
-        x.stride(0) // 4, into.stride(-2), into.stride(-1), f.units * planes(f.bits) * f.n * f.part, f.blocks * f.n,
+        0 if plan is not None else _soon(f, w, chosen, grid), x.stride(0) // 4,
+        into.stride(-2), into.stride(-1), f.units * planes(f.bits) * f.n * f.part, f.blocks * f.n,
         ASM=asm, CONSTRAINTS=constraints, ROW_ASM=gpu_few_asm.row_asm(f.scale) if f.per_row else "", PARTS=PARTS[f.bits],
         PLANES=planes(f.bits), J=f.part, GROUP=group, BLOCK=f.group, OUTER=0 if f.outer_index is None else 2 if f.outer_rows else 1,
         BIAS=bias is not None, COLUMNS=columns, TILES=tiles, WARPS=chosen.warps, SPLITS=grid[2], DEPTH=chosen.stages,
-        TAIL=f.k % unit != 0, EVEN=f.n % chosen.bn == 0, GROUPED=plan is not None, FOLD=fold,
+        TAIL=f.k % unit != 0, EVEN=f.n % chosen.bn == 0, GROUPED=plan is not None, FOLD=fold, launch_pdl=True,
         num_warps=chosen.warps, enable_fp_fusion=False,
     )  # fmt: skip
 

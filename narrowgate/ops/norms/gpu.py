@@ -11,16 +11,16 @@ from torch import Tensor
 
 from narrowgate.strides import aligned, two_axes
 from narrowgate.tile.gpu_launch import follow, launch
-from narrowgate.tile.gpu_math import round_to
+from narrowgate.tile.gpu_math import round_to, through
 from narrowgate.tile.gpu_special import activate
 from narrowgate.tile.gpu_sums import block, columns, inverse_norm, offset, steady
 
 
 @triton.jit(do_not_specialize=["limit"])
 def _norm_kernel(
-    x, gate, weight, out, count, eps, weight_bias, rows, limit,
-    x_inner, x_outer, x_step, g_inner, g_outer, g_step, o_inner, o_outer, o_step,
-    WEIGHTED: tl.constexpr, GATE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    x, delta, gate, weight, out, count, eps, weight_bias, rows, limit,
+    x_inner, x_outer, x_step, d_inner, d_outer, d_step, g_inner, g_outer, g_step, o_inner, o_outer, o_step,
+    ADDS: tl.constexpr, WEIGHTED: tl.constexpr, GATE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     ALIGNED: tl.constexpr, FOLLOWS: tl.constexpr,
 ):  # fmt: skip
     follow(FOLLOWS)
@@ -32,6 +32,10 @@ def _norm_kernel(
         factor = tl.load(steady(weight, c), inside, other=0.0).to(tl.float32) + weight_bias
     if GATE != "none":
         z = tl.load(steady(gate, offset(row, g_inner, g_outer, g_step) + c), ok, other=0.0).to(tl.float32)
+    if ADDS:  # x += delta, rounded as it is stored
+        y += tl.load(steady(delta, offset(row, d_inner, d_outer, d_step) + c), ok, other=0.0).to(tl.float32)
+        y = through(y, x.dtype.element_ty)
+        tl.store(steady(x, offset(row, x_inner, x_outer, x_step) + c), round_to(y, x.dtype.element_ty), ok)
     y = y * inverse_norm(y, count, eps)
     if WEIGHTED:
         y = y * factor
@@ -53,18 +57,19 @@ def shape(width: int, rows: int, values: int = VALUES) -> dict[str, Any]:
 
 def _norm(
     x: Tensor, out: Tensor, count: int, eps: float, weight: Tensor | None = None, weight_bias: float = 0.0,
-    gate: Tensor | None = None, activation: str = "none",
+    gate: Tensor | None = None, activation: str = "none", delta: Tensor | None = None,
 ) -> None:  # fmt: skip
     width = x.shape[-1]
     rows = x.numel() // width if width else 0
     constants, given = (
         shape(width, rows, VALUES if gate is None else GATED),
-        [t for t in (x, gate, weight, out) if t is not None],
+        [t for t in (x, delta, gate, weight, out) if t is not None],
     )
     launch(
-        _norm_kernel, triton.cdiv(rows, constants["ROWS"]), x, x, gate, weight, out, float(count), eps, weight_bias, rows, width,
-        *(two_axes(x)), *((1, 0, 0) if gate is None else two_axes(gate)), *(two_axes(out)),
-        WEIGHTED=weight is not None, GATE=activation, WIDTH=width, ALIGNED=aligned(*given), **constants, overlap=True,
+        _norm_kernel, triton.cdiv(rows, constants["ROWS"]), x, x, delta, gate, weight, out, float(count), eps, weight_bias, rows, width,
+        *(axis for t in (x, delta, gate, out) for axis in ((1, 0, 0) if t is None else two_axes(t))),
+        ADDS=delta is not None, WEIGHTED=weight is not None, GATE=activation, WIDTH=width, ALIGNED=aligned(*given),
+        **constants, overlap=True,
     )  # fmt: skip
 
 
@@ -74,6 +79,11 @@ def l2_norm(x: Tensor, *, eps: float = 1e-6, out: Tensor) -> None:
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float, weight_bias: float = 0.0, out: Tensor) -> None:
     _norm(x, out, x.shape[-1], eps, weight, weight_bias)
+
+
+def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, *, eps: float, weight_bias: float, out: Tensor) -> None:
+    """x += delta, then rms_norm(x), in one pass. Below the operators: x and delta are [rows, width] of one dtype."""
+    _norm(x, out, x.shape[-1], eps, weight, weight_bias, delta=delta)
 
 
 def rms_norm_gated(x: Tensor, gate: Tensor, weight: Tensor, *, eps: float, activation: str = "silu", out: Tensor) -> None:

@@ -6,6 +6,7 @@
 * `gpu_dense`: dense operands, and packed ones decoded into a workspace: into float32 where x is float32 or packed itself (exact),
   else into x's dtype, a slice of at most WORKSPACE bytes at a time. 16-bit operands of one dtype go to the vendor's product,
   unless the call asks for batch invariance.
+* `gpu_thin`: what would go to the vendor's product, where both sides are small.
 Quantized activations (`input_scheme`) are quantized, decoded and multiplied as values."""
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from narrowgate.ops.linear import gpu_dense, gpu_run, gpu_stream_run
+from narrowgate.ops.linear import gpu_dense, gpu_run, gpu_stream_run, gpu_thin
 from narrowgate.ops.linear.activations import as_rows, quantize_input, row_scaled
 from narrowgate.ops.linear.integer import integer_weight
 from narrowgate.ops.linear.op import WORKSPACE
@@ -124,10 +125,12 @@ def _product(x: Tensor, w: Operand, bias: Tensor | None, out: Tensor, batch_inva
     for start, stop in slices(w, dtype.itemsize):
         dense, part = _part(w, start, stop, dtype), None if bias is None else bias[start:stop]
         into = out[:, start:stop]
-        if _vendor_takes(x, dtype, batch_invariant):
-            _vendor(x, dense, part, into)
-        else:
+        if not _vendor_takes(x, dtype, batch_invariant):
             gpu_dense.product(x, dense, into, part)
+        elif gpu_thin.takes(x.shape[0], len(dense), x.shape[1]) and x.stride(1) == 1 == dense.stride(1):
+            gpu_thin.product(x, dense, part, into)
+        else:
+            _vendor(x, dense, part, into)
 
 
 def route(
@@ -251,7 +254,7 @@ def describe(
 ) -> dict[str, Any]:
     """The plan's fields of a call."""
     names = ("a", "a_format", "b", "b_format") if op == "matmul" else ("x", "x_format", "w", "w_format")
-    x, x_format, _, w_format = (*args, *(kwargs[name] for name in names[len(args) :]))[:4]
+    x, x_format, w, w_format = (*args, *(kwargs[name] for name in names[len(args) :]))[:4]
     dtype = x[0].dtype if x_format == "dense" and input_scheme is None else _input_dtype(input_scheme)
     if input_scheme == "float8_e4m3fn_token":
         dtype = torch.bfloat16
@@ -275,7 +278,14 @@ def describe(
         }  # fmt: skip
     packed = "dense" not in (x_format, w_format) or w_format != "dense"
     vendor = op == "linear" and dtype != torch.float32 and not batch_invariant
-    how = "the vendor's 16-bit product" if vendor else "one kernel and one order of k for any number of rows"
+    thin = vendor and gpu_thin.takes(rows, operand_shape(w, w_format)[0], shape[-1])
+    how = (
+        "one kernel for few rows and outputs"
+        if thin
+        else "the vendor's 16-bit product"
+        if vendor
+        else "one kernel and one order of k for any number of rows"
+    )
     because = f" ({reason})" if reason and packed else ""
     read = f"weights decoded to {str(dtype).removeprefix('torch.')} in slices{because}" if packed else "dense"
     return {

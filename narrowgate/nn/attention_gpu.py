@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from narrowgate.tile.gpu_launch import follow, launch
+
 CHUNK, BLOCK = 128, 64  # keys of a program, and those that it reads at once
 
 
@@ -32,8 +34,9 @@ def _rotated(x, cos, sin, d, mask, HALF: tl.constexpr):
 @triton.jit
 def _remember_kernel(
     k, v, pool, slots, positions, cos, sin, k_row, k_head, v_row, v_head, slot_stride, value_stride, head_stride,
-    D: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr,
+    D: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr, FOLLOWS: tl.constexpr,
 ):  # fmt: skip
+    follow(FOLLOWS)
     i, h = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     d = tl.arange(0, WIDTH)
     inside = d < D
@@ -48,8 +51,9 @@ def _remember_kernel(
 def _chunk_kernel(
     q, pool, slots, positions, cos, sin, sums, tops, totals, scale, splits, q_row, q_head, slot_stride, value_stride, head_stride,
     GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, FOLLOWS: tl.constexpr,
 ):  # fmt: skip
+    follow(FOLLOWS)
     split, h, i = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     length = (tl.load(positions + i) + 1).to(tl.int32)
     start = split * CHUNK
@@ -87,7 +91,9 @@ def _chunk_kernel(
 def _gate_kernel(
     sums, tops, totals, positions, gate, out, splits, gate_row, gate_head,
     D: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, STEP: tl.constexpr,
+    FOLLOWS: tl.constexpr,
 ):  # fmt: skip
+    follow(FOLLOWS)
     i, h = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     d = tl.arange(0, WIDTH)
     live = ((tl.load(positions + i) + CHUNK) // CHUNK).to(tl.int32)  # chunks of position + 1 keys
@@ -126,17 +132,19 @@ def step(
     sums = torch.empty(n, heads, splits, dim, dtype=torch.float32, device=k.device)
     tops, totals = torch.empty(2, n, heads, splits, dtype=torch.float32, device=k.device).unbind()
     strides = pool.stride()[:3]
-    _remember_kernel[(n, kv_heads)](
-        k, v, pool, slots, positions, cos, sin, k.stride(0), k.stride(1), v.stride(0), v.stride(1), *strides,
-        D=dim, WIDTH=width, HALF=half, num_warps=1, enable_fp_fusion=False,
+    launch(
+        _remember_kernel, (n, kv_heads), k, k, v, pool, slots, positions, cos, sin,
+        *k.stride()[:2], *v.stride()[:2], *strides,
+        D=dim, WIDTH=width, HALF=half, num_warps=1, overlap=True,
     )  # fmt: skip
-    _chunk_kernel[(splits, kv_heads, n)](
-        q, pool, slots, positions, cos, sin, sums, tops, totals, dim**-0.5, splits, q.stride(0), q.stride(1), *strides,
+    launch(
+        _chunk_kernel, (splits, kv_heads, n), k, q, pool, slots, positions, cos, sin, sums, tops, totals, dim**-0.5, splits,
+        *q.stride()[:2], *strides,
         GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), D=dim, WIDTH=width, HALF=half, CHUNK=CHUNK, BLOCK=BLOCK,
-        num_warps=4, enable_fp_fusion=True,
+        num_warps=4, enable_fp_fusion=True, overlap=True,
     )  # fmt: skip
-    _gate_kernel[(n, heads)](
-        sums, tops, totals, positions, gate, out, splits, gate.stride(0), gate.stride(1),
-        D=dim, WIDTH=width, CHUNK=CHUNK, STEP=16, num_warps=4, enable_fp_fusion=True,
+    launch(
+        _gate_kernel, (n, heads), k, sums, tops, totals, positions, gate, out, splits, gate.stride(0), gate.stride(1),
+        D=dim, WIDTH=width, CHUNK=CHUNK, STEP=16, num_warps=4, enable_fp_fusion=True, overlap=True,
     )  # fmt: skip
     return out

@@ -48,16 +48,26 @@ def _layer_kernel(
     BD: tl.constexpr, BV: tl.constexpr, SPLIT: tl.constexpr, QK_ROWS: tl.constexpr, OWN: tl.constexpr, HEADS: tl.constexpr,
     ALIGNED: tl.constexpr, NORM_ALIGNED: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, FOLLOWS: tl.constexpr,
 ):  # fmt: skip
-    follow(FOLLOWS)
     PARTS: tl.constexpr = (V + BV - 1) // BV
     TILES: tl.constexpr = (RATIO * PARTS + SPLIT - 1) // SPLIT
     HV: tl.constexpr = HK * RATIO
     dtype: tl.constexpr = mixed.dtype.element_ty
     part, head = tl.program_id(0) % SPLIT, tl.program_id(0) // SPLIT % HK
     row = (tl.program_id(0) // (SPLIT * HK)).to(tl.int64)
-    slot = tl.load(indices + row * stride_i).to(tl.int64)
-    live = (slot >= 0) & (slot < slots)
     first, last = part * TILES, tl.minimum(part * TILES + TILES, RATIO * PARTS)
+    if AHEAD:  # the state comes into the second cache while the kernel before still runs
+        soon = tl.load(indices + row * stride_i).to(tl.int64)
+        if (soon >= 0) & (soon < slots):
+            WIDE: tl.constexpr = 1024 // state.dtype.element_ty.primitive_bitwidth
+            LINE: tl.constexpr = WIDE if WIDE < BK else BK
+            lines = tl.arange(0, BK // LINE)[None, :] * LINE
+            f = tl.arange(0, AHEAD)[:, None]
+            its, rows = first + f // BV, (first + f // BV) % PARTS * BV + f % BV
+            far = (head * RATIO + its // PARTS).to(tl.int64) * stride_sh + rows.to(tl.int64) * stride_sv + lines
+            fetch(state + soon * stride_s, far, (its < last) & (rows < V) & (lines < K))
+    follow(FOLLOWS)
+    slot = tl.load(indices + row * stride_i).to(tl.int64)  # again: what was read before the wait may have been the old one
+    live = (slot >= 0) & (slot < slots)
     x, to = mixed + row * stride_m, out + row * (HV * V)
     taps += tl.where(live, slot, 0) * stride_ts
     # what the gated norm takes, ahead of its use
@@ -75,13 +85,6 @@ def _layer_kernel(
         i = tl.arange(0, OWN)  # own rows of v
         tile, v = first + i // BV, (first + i // BV) % PARTS * BV + i % BV
         own, own_ok = (head * RATIO + tile // PARTS) * V + v, (tile < last) & (v < V)
-        if AHEAD:
-            LINE: tl.constexpr = 1024 // state.dtype.element_ty.primitive_bitwidth
-            lines = tl.arange(0, BK // LINE)[None, :] * LINE
-            f = tl.arange(0, AHEAD)[:, None]
-            soon, rows = first + f // BV, (first + f // BV) % PARTS * BV + f % BV
-            far = (head * RATIO + soon // PARTS).to(tl.int64) * stride_sh + rows.to(tl.int64) * stride_sv + lines
-            fetch(state + slot * stride_s, far, (soon < last) & (rows < V) & (lines < K))
         VALUES: tl.constexpr = 2 * HK * K
         mine = window(x, taps, VALUES + own, own_ok, stride_tc, W, False)
         shared = window(x, taps, c, c_ok, stride_tc, W, True)
@@ -130,7 +133,7 @@ def _layer_kernel(
         tl.store(steady(to, heads * V + d), round_to(y, dtype), h_ok)
 
 
-TILE, WARPS, STAGES, AHEAD = 2048, 4, 3, 0
+TILE, WARPS, STAGES, AHEAD = 2048, 4, 3, 64  # AHEAD: rows of the state that a program asks for before it waits
 
 
 def parts(rows: int, key_heads: int, tiles: int) -> int:
@@ -157,5 +160,5 @@ def one_launch(
         state_indices.stride(0), W=weight.shape[1], RATIO=ratio, HK=key_heads, K=keys, V=values, BK=bk, BD=bd, BV=bv, SPLIT=split,
         QK_ROWS=max(2, whole // bk), OWN=triton.next_power_of_2(triton.cdiv(tiles, split) * bv),
         HEADS=max(triton.next_power_of_2(ratio), whole // bd), ALIGNED=aligned(state, mixed), NORM_ALIGNED=aligned(z, norm, out),
-        STAGES=STAGES, AHEAD=AHEAD, num_warps=WARPS, overlap=True,
+        STAGES=STAGES, AHEAD=min(AHEAD, triton.next_power_of_2(triton.cdiv(tiles, split) * bv)), num_warps=WARPS, overlap=True,
     )  # fmt: skip

@@ -175,7 +175,7 @@ def unpack(f: Form, w: list[Tensor], dtype: torch.dtype, start: int, stop: int) 
     return out
 
 
-AHEAD = 24 << 20  # bytes of a weight that all programs of few_kernel together ask for ahead: half of an H200's L2
+AHEAD = 2 << 20  # bytes of a weight that all programs of few_kernel together ask for ahead; more slows the kernel before
 
 
 def _soon(f: Form, w: list[Tensor], chosen: Tile, grid: tuple[int, ...]) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from narrowgate.errors import UnsupportedError
 from narrowgate.ops.linear import gpu_run
 from narrowgate.ops.linear.gpu_place import place_pairs
 from narrowgate.ops.linear.gpu_run import Form
@@ -128,14 +129,29 @@ def _steps(f: Form, chosen: Tile) -> Steps:
     )  # fmt: skip
 
 
+_KINDS = {torch.bfloat16: gl.bfloat16, torch.uint8: gl.uint8, torch.int16: gl.int16}
+
+
+@lru_cache(maxsize=1024)
+def _layout(dtype: torch.dtype, block: tuple[int, ...], swizzled: bool) -> gl.NVMMASharedLayout:
+    kind = _KINDS[dtype]
+    if swizzled:
+        return gl.NVMMASharedLayout.get_default_for(list(block), kind)
+    return gl.NVMMASharedLayout(0, kind.primitive_bitwidth, rank=len(block))
+
+
 def _descriptor(tensor: Tensor, shape: list[int], stride: int, block: list[int], *, swizzled: bool = True) -> TensorDescriptor:
-    """What the copy engine is told: `shape` in rows `stride` apart, of which it brings a `block` at a time."""
-    kind = {torch.bfloat16: gl.bfloat16, torch.uint8: gl.uint8, torch.int16: gl.int16}[tensor.dtype]
-    layout = gl.NVMMASharedLayout.get_default_for(block, kind)
-    if not swizzled:
-        layout = gl.NVMMASharedLayout(0, kind.primitive_bitwidth, rank=len(block))
+    """What the copy engine is told: `shape` in rows `stride` apart, of which it brings a `block` at a time. Three a call: what its
+    own constructor checks, `why_not` has checked, and it takes as long as a small kernel."""
+    if tensor.data_ptr() % 16:
+        raise UnsupportedError(
+            f"linear: expected a weight and scales that begin at whole 16 bytes, got {tensor.data_ptr() % 16} past one"
+        )
     strides = [stride * prod(shape[i + 1 : -1]) for i in range(len(shape) - 1)] + [1]
-    return TensorDescriptor(tensor, shape, strides, block, layout)
+    made: TensorDescriptor = object.__new__(TensorDescriptor)
+    layout = _layout(tensor.dtype, tuple(block), swizzled)
+    made.__dict__.update(base=tensor, shape=shape, strides=strides, block_shape=block, layout=layout, padding="zero")
+    return made
 
 
 def product(

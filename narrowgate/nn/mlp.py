@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -9,8 +11,10 @@ from narrowgate import ops
 from narrowgate.nn.apart import apart
 from narrowgate.nn.gating import sigmoid
 from narrowgate.nn.linear import PackedExperts, PackedLinear, Projections
+from narrowgate.nn.weight import Weight
+from narrowgate.packing import flatten
 
-FEW = 128  # pairs of a token and an expert that mlp_gpu.py's kernels compare with one another
+FEW = 128  # pairs of a token and an expert: as many as are multiplied where they are, each reading its expert's weight
 
 
 def gated(gate_up: Tensor) -> Tensor:
@@ -48,12 +52,12 @@ class MoE(nn.Module):
         return apart(self._mix, x)
 
     def _mix(self, x: Tensor) -> Tensor:
+        if x.is_cuda and x.shape[0]:
+            return self._mix_on_gpu(x)
         logits = self.router(x, out_dtype=torch.float32)
-        if x.is_cuda and not self.gate_up.batch_invariant and 0 < x.shape[0] * self.top_k <= FEW:
-            return self._mix_few(x, logits)
         weights, experts = route(logits, self.top_k, self.normalise)
         order = experts.reshape(-1).argsort(stable=True)
-        sizes = torch.zeros(logits.shape[-1], dtype=torch.int32, device=x.device)  # not bincount, which makes a GPU wait
+        sizes = torch.zeros(logits.shape[-1], dtype=torch.int32, device=x.device)  # bincount would read values
         sizes.scatter_add_(0, experts.reshape(-1), torch.ones_like(order, dtype=torch.int32))
         rows = self.down(gated(self.gate_up(x[order // self.top_k], sizes)), sizes)
         spread = torch.empty_like(rows)
@@ -62,13 +66,35 @@ class MoE(nn.Module):
         shared = self.shared(x).float() * sigmoid(self.shared_gate(x, out_dtype=torch.float32))
         return (chosen + shared).to(x.dtype)
 
-    def _mix_few(self, x: Tensor, logits: Tensor) -> Tensor:
-        """The same in few launches (mlp_gpu.py), for the tokens of a decoding step."""
-        from narrowgate.nn.mlp_gpu import choose, mix
+    def _mix_on_gpu(self, x: Tensor) -> Tensor:
+        """The same without a wait for the host. A few tokens meet their experts where they are; more of them are sorted."""
+        from narrowgate.ops.experts import gpu_routing
 
-        weights, tokens, places, sizes = choose(logits, self.top_k, self.normalise)
-        rows = self.down(gated(self.gate_up(x.index_select(0, tokens), sizes)), sizes)
-        return mix(rows, weights, places, self.shared(x), self.shared_gate(x, out_dtype=torch.float32), x.dtype)
+        if x.shape[0] * self.top_k <= FEW and (found := self._in_place(x)) is not None:
+            return gpu_routing.experts(found[0], x, found[1], found[2], self.top_k, self.normalise, *found[3])
+        logits, gate = (layer(x, out_dtype=torch.float32) for layer in (self.router, self.shared_gate))
+        weights, chosen = gpu_routing.choose(logits, gate, self.top_k, self.normalise)
+        places, sizes = gpu_routing.sort(chosen, logits.shape[1])
+        rows = self.down(gated(self.gate_up(gpu_routing.spread(x, places), sizes)), sizes)
+        return gpu_routing.mix(rows, weights, places, self.shared(x), x.dtype)
+
+    def _in_place(self, x: Tensor) -> tuple[Any, Tensor, Tensor, list[list[Tensor]]] | None:
+        """What gpu_routing.experts takes: e, router, gate and the products' weights; None where it does not take these."""
+        from narrowgate.ops.experts import gpu_experts_run
+
+        router, gate = self.router.weight(), self.shared_gate.weight()
+        whole = self.shared.gate_up.whole
+        if self.gate_up.batch_invariant or x.dtype not in (torch.bfloat16, torch.float16) or whole is None:
+            return None
+        layers = (self.router, self.shared_gate, whole, self.shared.down_proj)
+        if not isinstance(router, Tensor) or not isinstance(gate, Tensor) or any(layer.bias is not None for layer in layers):
+            return None
+        tensors, described = zip(*(flatten(w()) for w in self._products(whole)), strict=True)
+        found, _ = gpu_experts_run.experts(*described)
+        return None if found is None else (found, router, gate, list(tensors))
+
+    def _products(self, whole: PackedLinear) -> list[Weight]:
+        return [self.gate_up.weight, self.down.weight, whole.weight, self.shared.down_proj.weight]
 
 
 def route(logits: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:

@@ -147,29 +147,39 @@ def test_attention_kernels_under_the_interpreter(tmp_path):
 
 EXPERTS = """
     import torch
-    from narrowgate.nn import mlp_gpu
     from narrowgate.nn.gating import sigmoid
     from narrowgate.nn.mlp import route
+    from narrowgate.ops.experts import gpu_routing
 
-    for count, experts, top_k, normalise in ((1, 256, 8, True), (7, 5, 3, False), (12, 512, 10, True), (4, 70, 1, True)):
+    for count, experts, top_k, normalise in ((1, 100, 8, True), (7, 5, 3, False), (12, 70, 10, True), (270, 9, 4, True)):
         g = torch.Generator().manual_seed(count)
-        logits = torch.randn(count, experts, generator=g)
+        x, router, gate = (torch.randn(n, 300, generator=g, dtype=torch.float32) for n in (count, experts, 1))
+        x = torch.nn.functional.pad(x, (0, 4)).to(DEVICE)[:, :300]
+        if count < 100:
+            scores = gpu_routing.score(x, router.to(DEVICE), gate.to(DEVICE)).cpu()
+            want = x.double().cpu() @ torch.cat([router, gate]).double().T
+            assert (scores - want).abs().max() < 1e-4
+        logits, z = torch.randn(count, experts, generator=g), torch.randn(count, 1, generator=g)
         logits[:, 3] = logits[:, 1] = logits.max()  # ties go to the lower index
-        weights, tokens, places, sizes = mlp_gpu.choose(logits.to(DEVICE), top_k, normalise)
-        right, chosen = route(logits, top_k, normalise)
-        order = chosen.reshape(-1).argsort(stable=True)
-        assert torch.equal(tokens.cpu().long(), order // top_k)
-        assert torch.equal(places.cpu().long()[order], torch.arange(count * top_k))
-        assert torch.equal(sizes.cpu().long(), torch.bincount(chosen.reshape(-1), minlength=experts))
-        assert (weights.cpu() - right).abs().max() < 1e-6
-        rows, shared, gate = (torch.randn(n, w, generator=g) for n, w in ((count * top_k, 300), (count, 300), (count, 1)))
-        spread = torch.empty_like(rows)
-        spread[order] = rows
-        want = (spread.view(count, top_k, 300) * right[..., None]).sum(1) + shared * sigmoid(gate)
-        got = mlp_gpu.mix(rows.to(DEVICE), weights, places, shared.to(DEVICE), gate.to(DEVICE), torch.float32)
+        counts = torch.full((count, 5), 7, dtype=torch.int32, device=DEVICE)
+        weights, chosen = gpu_routing.choose(logits.to(DEVICE), z.to(DEVICE), top_k, normalise, counts)
+        right, best = route(logits, top_k, normalise)
+        assert torch.equal(chosen.cpu().long(), best) and not counts.any()
+        assert (weights.cpu() - torch.cat([right, sigmoid(z)], 1)).abs().max() < 1e-6
+        places, sizes = gpu_routing.sort(chosen, experts)
+        order = best.reshape(-1).argsort(stable=True)
+        assert torch.equal(places.cpu().long().reshape(-1)[order], torch.arange(count * top_k))
+        assert torch.equal(sizes.cpu().long(), torch.bincount(best.reshape(-1), minlength=experts))
+        assert torch.equal(gpu_routing.spread(x, places), x[order.to(DEVICE) // top_k])
+        rows, shared = (torch.randn(n, 300, generator=g) for n in (count * top_k, count))
+        apart = torch.empty_like(rows)
+        apart[order] = rows
+        want = (apart.view(count, top_k, 300) * right[..., None]).sum(1) + shared * sigmoid(z)
+        got = gpu_routing.mix(rows.to(DEVICE), weights, places, shared.to(DEVICE), torch.float32)
         assert (got.cpu() - want).abs().max() < 1e-5
-    weights, tokens, places, sizes = mlp_gpu.choose(torch.full((3, 40), float("nan")).to(DEVICE), 2, True)
-    assert weights.isnan().all() and sorted(places.tolist()) == list(range(6)) and sizes.sum() == 6
+    weights, chosen = gpu_routing.choose(torch.full((3, 40), float("nan")).to(DEVICE), torch.zeros(3, 1).to(DEVICE), 2, True)
+    places, sizes = gpu_routing.sort(chosen, 40)
+    assert weights[:, :2].isnan().all() and sorted(places.flatten().tolist()) == list(range(6)) and sizes.sum() == 6
     print("held")
 """
 
@@ -186,7 +196,8 @@ def test_expert_kernels(tmp_path):
 
 COMPILED = """
     import torch
-    from narrowgate.nn import attention_gpu, mlp_gpu
+    from narrowgate.nn import attention_gpu
+    from narrowgate.ops.experts import gpu_routing
     from narrowgate.tile.gpu_offline import compiling
 
     n, heads, kv_heads, dim = 2, 24, 4, 256
@@ -195,9 +206,14 @@ COMPILED = """
     with compiling() as kernels:
         angles, index = torch.empty(n, 1, 32), torch.zeros(n, dtype=torch.int64)
         attention_gpu.step(q, q, k, k, pool, index.int(), index, angles, angles)
-        weights, _, places, _ = mlp_gpu.choose(torch.empty(2, 512), 10, True)
-        mlp_gpu.mix(q.view(2, -1), weights, places, q.view(2, -1), torch.empty(2, 1), torch.bfloat16)
-    assert len(kernels) == 6
+        x = q.view(2, -1)[:, :2048]
+        scores = gpu_routing.score(x, torch.empty(512, 2048, dtype=x.dtype), torch.empty(1, 2048, dtype=x.dtype))
+        weights, chosen = gpu_routing.choose(scores[:, :-1], scores[:, -1:], 10, True)
+        places, _ = gpu_routing.sort(chosen, 512)
+        gpu_routing.mix(gpu_routing.spread(x, places), weights, places, x.contiguous(), torch.bfloat16)
+    assert len(kernels) == 8
+    choice = next(kernel for kernel in kernels if kernel.metadata.name == "_choose_kernel")
+    assert "redux.sync.max" in choice.asm["ptx"]  # one instruction for a warp
     print(max(kernel.metadata.shared for kernel in kernels))
 """
 

@@ -173,7 +173,7 @@ def experts_kernel(
         if OUTER > 0:
             outer_ptr = own_outer_ptr
     else:
-        expert = gl.load(experts_ptr + token * TOP + place).to(gl.int64)
+        expert = gl.load(experts_ptr + token * TOP + place, cache_modifier=".cg").to(gl.int64)
         w_ptr += expert * matrix_w
         if scale_ptr is not None:
             scale_ptr += expert * matrix_s

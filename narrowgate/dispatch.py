@@ -374,6 +374,11 @@ def _direct() -> bool:
     return not torch._C._len_torch_dispatch_stack() and not torch._C._functorch.peek_interpreter_stack()
 
 
+def untraced() -> bool:
+    """Whether nothing traces and the runner records nothing: a call is then no more than its result."""
+    return _direct() and not _recording.get()
+
+
 def _eager(args: tuple[Any, ...]) -> bool:
     """Whether the tensors are plain ones that hold data."""
     if _recording.get():

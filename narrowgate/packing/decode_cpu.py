@@ -20,6 +20,7 @@ from narrowgate.simd import cpu as simd
 from narrowgate.simd.cpu import F32, I32, inline
 from narrowgate.simd.cpu_scales import load_scale, load_scales
 from narrowgate.simd.cpu_threads import parallel
+from narrowgate.simd.cpu_values import read_index
 
 CHUNK = 1024
 INDEX = 11  # beside the kinds of fields_cpu.py: a table of any length in memory, codes of 8 or 16 bits
@@ -200,14 +201,14 @@ def _store(kind, into, values, count, stream):
 
 @numba.njit
 def _task(
-    task, rows, per_task, first, ids, stack, width, kind, bits, layout, data, size, table, levels, count, positive, out, out_stride,
-    out_kind, stream,
+    task, rows, per_task, first, ids, id_bytes, stack, width, kind, bits, layout, data, size, table, levels, count, positive, out,
+    out_stride, out_kind, stream,
 ):  # fmt: skip
     values, sums, factors, stage = simd.scratch(4160), simd.scratch(4160), simd.scratch(4096), simd.scratch(4224)
     for place in range(task * per_task, min((task + 1) * per_task, rows)):
         row = first + place
         if ids != 0:
-            row = simd.read_u64(ids + 8 * place)
+            row = read_index(ids, id_bytes, place)
         lane = row // stack * ((stack + 15) // 16 * 16) + row % stack  # matrices of a stack are padded to whole vectors
         for start in range(0, width, CHUNK):
             length = min(CHUNK, width - start)
@@ -221,12 +222,20 @@ def _task(
 
 
 def decode_rows(
-    rows, per_task, first, ids, stack, width, kind, bits, layout, data, size, table, levels, count, positive, out, out_stride,
-    out_kind, stream, team,
+    rows, per_task, first, ids, id_bytes, limit, stack, width, kind, bits, layout, data, size, table, levels, count, positive, out,
+    out_stride, out_kind, stream, team,
 ):  # fmt: skip
-    """out[i] = values of row first + i, or of row ids[i] where ids is an address. Strides in bytes; one unit a matrix of rows."""
+    """out[i] = values of row first + i, or of row ids[i] where ids is an address. Strides in bytes; one unit a matrix of rows.
+
+    Returns whether every id is in [0, limit); where one is not, nothing is written."""
+    if ids != 0:
+        for place in range(rows):
+            row = read_index(ids, id_bytes, place)
+            if row < 0 or row >= limit:
+                return False
     arguments = (
-        rows, per_task, first, ids, stack, width, kind, bits, layout, data, size, table, levels, count, positive, out, out_stride,
-        out_kind, stream,
+        rows, per_task, first, ids, id_bytes, stack, width, kind, bits, layout, data, size, table, levels, count, positive, out,
+        out_stride, out_kind, stream,
     )  # fmt: skip
     parallel(_task, arguments, (rows + per_task - 1) // per_task, team)
+    return True

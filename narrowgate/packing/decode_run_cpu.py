@@ -31,38 +31,65 @@ _ALONE = 1 << 14  # values that one thread decodes sooner than a second one wake
 _STREAM = 16 << 20  # bytes of a result that is not kept in the caches
 
 
-def decode_into(w: PackedTensor, out: Tensor, *, first: int = 0, ids: Tensor | None = None, positive: bool = False) -> None:
-    """out [n, K] = the values of rows first .. first + n, or of rows `ids` (int64 [n], checked by the caller); w is in one of RUNS.
+def decode_into(w: PackedTensor, out: Tensor, *, first: int = 0, ids: Tensor | None = None, positive: bool = False) -> bool:
+    """out [n, K] = the values of rows first .. first + n, or of rows `ids` (int32 or int64 [n], contiguous); w is in one of RUNS.
 
     out: float32, bfloat16 or float16, rows contiguous. `positive` adds +0.0 to every value. Rows are the leading axes of w
-    taken together. Bit for bit `decode_rows` and `gather_rows`, rounded once to out's dtype.
+    taken together. Bit for bit `decode_rows` and `gather_rows`, rounded once to out's dtype. False, and nothing written, where an
+    id is no row of w.
     """
-    (n, width), kind = out.shape, element(w.element)
-    assert w.layout in RUNS, w.layout
-    if n == 0 or width == 0:
-        return
-    rows: slice | Tensor = slice(first, first + n) if ids is None else ids
-    table, kept = _table(w), [ids, out]
-    levels = [] if w.zero_points is None else [_level(decode_cpu.SUBTRACT, w.zero_points, w, rows, kept)]
-    levels += [_level(decode_cpu.MULTIPLY, scale, w, rows, kept) for scale in w.scales]
-    for i, scale in enumerate(w.offset):
-        levels.append(_level(decode_cpu.TIMES if i else decode_cpu.FIRST, scale, w, rows, kept))
-    levels += [[decode_cpu.ADD, *[0] * 7]] if w.offset else []
-    described = torch.tensor(levels, dtype=torch.int64)
-    stack = w.shape[-2] if len(w.shape) > 1 else 1  # a tensor with values has rows
-    team = threads() if n * width > _ALONE else 1
-    layout = _LAYOUTS.get(w.layout, decode_cpu.BYTES if w.layout == "rows@1" and kind.bits < 8 else decode_cpu.FLAT)
-    _kernel()(
-        n, max(1, min(_TASK // width, -(-n // (4 * team)))), first, 0 if ids is None else ids.data_ptr(), stack, width,
-        _kind(w.element, w.codebook is not None), kind.bits, layout, w.data.data_ptr(), w.data.numel() * w.data.element_size(),
-        table.data_ptr(), described.data_ptr(), len(levels), int(positive), out.data_ptr(), out.stride(0) * out.element_size(),
-        _OUT[out.dtype], int(4 * n * width > _STREAM), team,
-    )  # fmt: skip
+    rows = slice(first, first + out.shape[0]) if ids is None else ids
+    return Reading(w, rows, positive).into(out, first, ids)
+
+
+class Reading:
+    """What the kernel must know of `w`, of which the given rows are read. `lasting`: it serves for any rows, as long as w's tensors
+    stay where they are and `changed()` is False; scales that had to be decoded first serve for those rows only."""
+
+    def __init__(self, w: PackedTensor, rows: slice | Tensor, positive: bool) -> None:
+        kind = element(w.element)
+        assert w.layout in RUNS, w.layout
+        kept: list[tuple[Tensor, Scale]] = []
+        levels = [] if w.zero_points is None else [_level(decode_cpu.SUBTRACT, w.zero_points, w, rows, kept)]
+        levels += [_level(decode_cpu.MULTIPLY, scale, w, rows, kept) for scale in w.scales]
+        for i, scale in enumerate(w.offset):
+            levels.append(_level(decode_cpu.TIMES if i else decode_cpu.FIRST, scale, w, rows, kept))
+        levels += [[decode_cpu.ADD, *[0] * 7]] if w.offset else []
+        table, described = _table(w), torch.tensor(levels, dtype=torch.int64)
+        single = [scale.data for _, scale in kept if row_count(scale.grid(w.shape)) == 1 and scale.data.numel() == 1]
+        self._seen = [(data, data.item()) for data in single]
+        self.lasting = len(single) == len(kept) and (w.codebook is None or table.numel() == w.codebook.numel())
+        self._kept = [*kept, table, described]
+        layout = _LAYOUTS.get(w.layout, decode_cpu.BYTES if w.layout == "rows@1" and kind.bits < 8 else decode_cpu.FLAT)
+        self._run, self._limit = _kernel(), row_count(w.shape)
+        self._described = (
+            w.shape[-2] if len(w.shape) > 1 else 1, w.shape[-1], _kind(w.element, w.codebook is not None), kind.bits, layout,
+            w.data.data_ptr(), w.data.numel() * w.data.element_size(), table.data_ptr(), described.data_ptr(), len(levels),
+            int(positive),
+        )  # fmt: skip
+
+    def changed(self) -> bool:
+        """Whether a single factor that was decoded ahead is another one now."""
+        return any(data.item() != value for data, value in self._seen)
+
+    def into(self, out: Tensor, first: int, ids: Tensor | None) -> bool:
+        """`decode_into` of the rows that this was made for."""
+        (n, width), size = out.shape, out.element_size()
+        values = n * width
+        if values == 0:
+            return True
+        team = threads() if values > _ALONE else 1
+        place, id_bytes = (0, 0) if ids is None else (ids.data_ptr(), ids.element_size())
+        found: bool = self._run(
+            n, max(1, min(_TASK // width, -(-n // (4 * team)))), first, place, id_bytes, self._limit, *self._described,
+            out.data_ptr(), out.stride(0) * size, _OUT[out.dtype], int(4 * values > _STREAM), team,
+        )  # fmt: skip
+        return found
 
 
 @cache
 def _kernel() -> Any:
-    return compiled(decode_cpu.decode_rows, (types.int64,) * 20, "")
+    return compiled(decode_cpu.decode_rows, (types.int64,) * 22, "")
 
 
 @lru_cache(maxsize=64)
@@ -87,7 +114,7 @@ def _own_table(name: str) -> Tensor:
     return values.repeat(max(1, 16 // values.numel()))
 
 
-def _level(operation: int, scale: Scale, w: PackedTensor, rows: slice | Tensor, kept: list[Any]) -> list[int]:
+def _level(operation: int, scale: Scale, w: PackedTensor, rows: slice | Tensor, kept: list[tuple[Tensor, Scale]]) -> list[int]:
     """The kernel's record of a level. Storage that it does not know is decoded here, the rows that are wanted."""
     grid, block = scale.grid(w.shape), min(scale.block[-1], w.shape[-1])
     kind = KINDS.get(scale.element, 0)
@@ -100,6 +127,6 @@ def _level(operation: int, scale: Scale, w: PackedTensor, rows: slice | Tensor, 
     values = scale_rows(scale, w.shape, rows).contiguous()
     if values.shape[0] == 1 and values.shape[1] > 1:
         values = values.expand(rows.stop - rows.start if isinstance(rows, slice) else len(rows), -1).contiguous()
-    kept.append(values)
+    kept.append((values, scale))
     per_row = 0 if values.numel() == 1 else values.shape[1]
     return [operation, KINDS["float32"], values.data_ptr(), per_row, block, 0, 1, 4]

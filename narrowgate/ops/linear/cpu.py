@@ -9,7 +9,7 @@ where the kernels cannot run (no Numba, no AVX2): then it says so once in the lo
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -150,6 +150,25 @@ def linear(
     if bias is not None:
         y += bias.float()
     out.copy_(y.view(out.shape))
+
+
+def ready(
+    w: list[Tensor], w_format: str, shape: torch.Size, input_scheme: str | None, dtype: torch.dtype
+) -> Callable[[Tensor, Tensor | None], Tensor] | None:
+    """A call of `linear` on a contiguous x of one shape, as call(x, bias) -> y; None where a weight must be prepared first, where
+    the activations are decoded on the way, or where nothing is multiplied."""
+    weight, _ = route(w, w_format)
+    if weight is None or not weight.prepared or 0 in (*shape, weight.n):
+        return None
+    if weight.outer_rows and weight.n % 16:
+        return None  # the factors are copied to whole vectors at every call
+    if input_scheme is None:
+        return kernels()[0].ready(weight, w, shape, dtype)
+    if integer_weight(w, w_format, input_scheme)[0] is None or weight.table_index is not None:
+        return None
+    from narrowgate.ops.linear import cpu_run_integer
+
+    return cpu_run_integer.ready(weight, w, shape, dtype)
 
 
 def _read(x: list[Tensor], x_format: str, input_scheme: str | None) -> Tensor:

@@ -248,12 +248,14 @@ def _lay_out(
 def lay_out(
     x, stride, k, codes, scales, astray, rows, tokens, blocks, units, values, run, runs, bias, into, x_scales, corrections, team
 ):  # fmt: skip
-    """x [rows, k] float32 to int8_g32 and then to words for the dot product; `astray` (int32) becomes 1 if a value is not finite.
-    With x = 0 the codes (int8 [rows, blocks * 32]) and scales (float32) are given.
+    """x [rows, k] float32 to int8_g32 and then to words for the dot product; returns 1, by way of `astray` (int32), if a value is
+    not finite. With x = 0 the codes (int8 [rows, blocks * 32]) and scales (float32) are given.
 
     Words: int32 [groups, units * values / 4, tokens], word j of a unit holding the values j, j + p, j + 2p, j + 3p with
     p = values / 4; scales and corrections [groups, blocks or runs, tokens]."""
     arguments = (
         x, stride, k, codes, scales, astray, rows, tokens, blocks, units, values, run, runs, bias, into, x_scales, corrections
     )  # fmt: skip
+    simd.write_i32(astray, 0)
     parallel(_lay_out, arguments, (rows + tokens - 1) // tokens, team)
+    return simd.read_i32(astray)

@@ -5,24 +5,27 @@ the same kernel: the same bits, more work."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
 from numba import types
 from torch import Tensor
 
-from narrowgate.ops.linear import cpu_exact, cpu_ordered
+from narrowgate.ops.linear import cpu_exact, cpu_ordered, cpu_stage
 from narrowgate.ops.linear.reading import Weight, tables
 from narrowgate.packing import fields_cpu, lanes_cpu
 from narrowgate.simd.cpu_compile import compiled
 from narrowgate.simd.cpu_threads import threads
+from narrowgate.simd.cpu_values import KINDS
 
 SLICE = 8 << 20  # bytes of a canonical weight turned into lanes at a time
-OUT_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _WORD = types.int64
+_ALONE = 1 << 15  # values that one thread lays out sooner than a second one wakes
+
+Call = Callable[[Tensor, Tensor | None], Tensor]
 
 
 @lru_cache(maxsize=64)
@@ -41,29 +44,23 @@ def tile(rows: int, kind: int) -> tuple[int, int]:
 
 
 def stage(x: Tensor, width: int, tokens: int) -> Tensor:
-    """x [M, K] as float32 [ceil(M / tokens), width, tokens], the missing values zero."""
+    """x [M, K] as float32 [ceil(M / tokens), width, tokens], the missing values zero; x itself where it is that."""
     m, k = x.shape
-    if tokens == 1:
-        x = x.float()
-        return x.contiguous() if k == width else torch.nn.functional.pad(x, (0, width - k))
-    groups = -(-m // tokens)
-    if m == groups * tokens and k == width:
-        return (
-            x.float().view(groups, tokens, k).transpose(1, 2).contiguous() if x.is_contiguous() else _padded(x, width, tokens)
-        )
-    return _padded(x, width, tokens)
-
-
-def _padded(x: Tensor, width: int, tokens: int) -> Tensor:
-    m, k = x.shape
-    groups = -(-m // tokens)
-    staged = torch.zeros(groups, width, tokens)
-    whole = m // tokens
-    if whole:
-        staged[:whole, :k] = x[: whole * tokens].unflatten(0, (whole, tokens)).transpose(1, 2)
-    if whole < groups:
-        staged[whole, :k, : m - whole * tokens] = x[whole * tokens :].T
+    if tokens == 1 and k == width and x.dtype == torch.float32 and x.is_contiguous():
+        return x
+    if x.stride(1) != 1 and k > 1:
+        x = x.contiguous()
+    staged = x.new_empty((-(-m // tokens), width, tokens), dtype=torch.float32)
+    team = threads() if m * width > _ALONE else 1
+    _stage()(
+        x.data_ptr(), KINDS[x.dtype], x.stride(0) * x.element_size(), m, k, width, tokens, staged.data_ptr(), team
+    )  # fmt: skip
     return staged
+
+
+@cache
+def _stage() -> Any:
+    return compiled(cpu_stage.stage, (_WORD,) * 9, "")
 
 
 def into_lanes(w: Weight, tensors: list[Tensor], matrix: int, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
@@ -96,6 +93,31 @@ def exact(w: Weight, tensors: list[Tensor], x: Tensor, bias: Tensor | None, out:
         outer = whole_tiles(outer[matrix * w.n : (matrix + 1) * w.n], w)
     for place in slices(w, tensors, matrix):
         _call(w, tensors, place, staged, m, (rows, tokens), bias, outer, out)
+
+
+def ready(w: Weight, tensors: list[Tensor], shape: torch.Size, dtype: torch.dtype) -> Call:
+    """`exact` for a prepared weight and a contiguous x [..., K] of one shape: call(x, bias) returns y."""
+    m, width = shape[:-1].numel(), w.units * w.values
+    rows, tokens = tile(m, w.kind)
+    run, (place,), fixed = product(w.kind, rows, tokens), slices(w, tensors, 0), w.table_index is None and w.zero_index is None
+    outer = 0 if w.outer_index is None else tensors[w.outer_index].data_ptr()
+    before = (w.kind, rows, tokens, place.codes, place.scales, w.scale_kind, w.scale_bytes)
+    after = (m, w.units, w.block // w.values if w.blocks > 1 else w.units, w.blocks, w.tiles, w.n, outer, int(w.outer_rows))
+    known, high, size = tables(w, tensors), 64 * (w.bits == 6), (*shape[:-1], w.n)
+    stride, kind = w.n * dtype.itemsize, KINDS[dtype]
+
+    def call(x: Tensor, bias: Tensor | None) -> Tensor:
+        y = x.new_empty(size, dtype=dtype)
+        staged = stage(x if x.dim() == 2 else x.view(m, w.k), width, tokens)
+        low = (known if fixed else tables(w, tensors)).data_ptr()
+        bias = None if bias is None else whole_tiles(bias.float(), w)
+        run(
+            *before, low, low + high, staged.data_ptr(), *after, 0 if bias is None else bias.data_ptr(), y.data_ptr(), stride, kind,
+            threads(),
+        )  # fmt: skip
+        return y
+
+    return call
 
 
 @dataclass
@@ -139,7 +161,7 @@ def _call(
         staged.data_ptr(), m, w.units, w.block // w.values if w.blocks > 1 else w.units, w.blocks, -(-n // 16), n,
         0 if outer is None else outer.data_ptr() + 4 * place.start * w.outer_rows, int(w.outer_rows),
         0 if bias is None else bias.data_ptr() + 4 * place.start, out.data_ptr() + place.start * out.element_size(),
-        out.stride(0) * out.element_size(), OUT_KINDS[out.dtype], threads(),
+        out.stride(0) * out.element_size(), KINDS[out.dtype], threads(),
     )  # fmt: skip
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -11,12 +13,13 @@ from torch import Tensor
 
 from narrowgate.ops.linear import cpu_integer
 from narrowgate.ops.linear.activations import quantize_input
-from narrowgate.ops.linear.cpu_run import OUT_KINDS, slices, whole_tiles
+from narrowgate.ops.linear.cpu_run import Call, slices, whole_tiles
 from narrowgate.ops.linear.integer import NAME, integer_table, run_length
 from narrowgate.ops.linear.reading import SIGNED8, Weight
 from narrowgate.packing import fields_cpu
 from narrowgate.simd.cpu_compile import compiled
 from narrowgate.simd.cpu_threads import threads
+from narrowgate.simd.cpu_values import KINDS
 
 _WORD = types.int64
 _NOTHING = torch.zeros(16, dtype=torch.int32)
@@ -59,29 +62,50 @@ def _given(x: Tensor) -> tuple[Tensor, Tensor]:
     return codes, packed.scales[0].values(packed.shape).contiguous()
 
 
-def _lay_out(w: Weight, x: Tensor, tokens: int, runs: int, lift: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(words, scales, corrections) of x [M, K] as the kernel reads them."""
-    (m, k), length = x.shape, run_length(w)
-    blocks, groups = -(-k // 32), -(-m // tokens)
-    x = x.float()
-    x = x if x.stride(1) == 1 else x.contiguous()
-    codes, scales = torch.empty(m, blocks * 32, dtype=torch.int8), torch.empty(m, blocks)
-    words = torch.empty(groups, w.units * w.values // 4, tokens, dtype=torch.int32)
-    arranged, corrections = torch.empty(groups, blocks, tokens), torch.empty(groups, runs, tokens, dtype=torch.int32)
-    astray = torch.zeros(1, dtype=torch.int32)
-    run, team = _layer(), threads() if m * k > _ALONE else 1
+@dataclass(frozen=True)
+class Laid:
+    """Where the parts of laid out activations [m, k] lie in one piece of memory, in bytes, after a flag."""
 
-    def call(address: int) -> None:
-        run(
-            address, 4 * x.stride(0), k, codes.data_ptr(), scales.data_ptr(), astray.data_ptr(), m, tokens, blocks, w.units,
-            w.values, length, runs, lift, words.data_ptr(), arranged.data_ptr(), corrections.data_ptr(), team,
-        )  # fmt: skip
+    m: int
+    k: int
+    tokens: int
+    words: int
+    scales: int
+    corrections: int
+    codes: int  # these and their scales are left over from quantizing
+    code_scales: int
+    size: int
+    described: tuple[int, ...]  # m, tokens and what the kernel is told beside them
 
-    call(x.data_ptr())
-    if astray.item():  # the rule for what is not finite is the quantizer's: saturate or refuse
-        codes, scales = _given(x)
-        call(0)
-    return words, arranged, corrections
+    @staticmethod
+    @lru_cache(maxsize=256)
+    def of(w: Weight, m: int, k: int, tokens: int) -> Laid:
+        blocks, groups, length = -(-k // 32), -(-m // tokens), run_length(w)
+        runs = -(-k // length)
+        sizes = (
+            w.units * w.values * tokens * groups,
+            4 * groups * blocks * tokens,
+            4 * groups * runs * tokens,
+            m * blocks * 32,
+        )
+        words, scales, corrections, codes, last, end = accumulate(
+            (-(-size // 64) * 64 for size in (*sizes, 4 * m * blocks)), initial=64
+        )
+        described = (m, tokens, blocks, w.units, w.values, length, runs)
+        return Laid(m, k, tokens, words, scales, corrections, codes, last, end, described)
+
+
+def _lay_out(laid: Laid, x: Tensor, lift: int) -> Tensor:
+    """x [M, K] as the kernel reads it, in memory that `laid` describes."""
+    x = x if x.dtype == torch.float32 else x.float()
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    space = x.new_empty(laid.size, dtype=torch.uint8)
+    start, team = space.data_ptr(), threads() if laid.m * laid.k > _ALONE else 1
+    last = (start, *laid.described, lift, start + laid.words, start + laid.scales, start + laid.corrections, team)
+    if _layer()(x.data_ptr(), 4 * x.stride(0), laid.k, start + laid.codes, start + laid.code_scales, *last):
+        codes, scales = _given(x)  # the rule for what is not finite is the quantizer's: saturate or refuse
+        _layer()(0, 0, laid.k, codes.data_ptr(), scales.data_ptr(), *last)
+    return space
 
 
 @cache
@@ -91,23 +115,60 @@ def _layer() -> Any:
 
 def integer(w: Weight, tensors: list[Tensor], x: Tensor, bias: Tensor | None, out: Tensor, matrix: int = 0) -> None:
     """out [M, N] = x [M, K] in int8_g32 times w[matrix]^T, + bias, by the contract of integer.py."""
-    m, (rows, tokens) = x.shape[0], tile(x.shape[0])
+    rows, tokens = tile(x.shape[0])
     table, lift = byte_table(w, tensors)
-    length = run_length(w)
-    runs = -(-w.k // length)
-    words, arranged, corrections = _lay_out(w, x, tokens, runs, lift)
+    laid = Laid.of(w, *x.shape, tokens)
+    space = _lay_out(laid, x, lift)
     outer = None if w.outer_index is None else tensors[w.outer_index].view(torch.float32).reshape(-1)
     if outer is not None and w.outer_rows:
         outer = whole_tiles(outer[matrix * w.n : (matrix + 1) * w.n], w)
     bias = None if bias is None else whole_tiles(bias.float(), w)
-    block_runs = w.block // length if w.blocks > 1 else runs
-    kind = fields_cpu.TABLE4 if w.bits == 4 else w.kind  # bytes of any 4-bit table are read alike
     for place in slices(w, tensors, matrix):
         n = place.stop - place.start
-        product(kind, rows, tokens)(
-            kind, rows, tokens, place.codes, place.scales, w.scale_kind, w.scale_bytes, table.data_ptr(), words.data_ptr(),
-            arranged.data_ptr(), corrections.data_ptr(), m, w.units, length // w.values, runs, block_runs, w.blocks,
-            -(-n // 16), n, 0 if outer is None else outer.data_ptr() + 4 * place.start * w.outer_rows, int(w.outer_rows),
+        product(_kind(w), rows, tokens)(
+            _kind(w), rows, tokens, place.codes, place.scales, w.scale_kind, w.scale_bytes, table.data_ptr(),
+            *_places(laid, space), *_sizes(w, laid), -(-n // 16), n,
+            0 if outer is None else outer.data_ptr() + 4 * place.start * w.outer_rows, int(w.outer_rows),
             0 if bias is None else bias.data_ptr() + 4 * place.start, out.data_ptr() + place.start * out.element_size(),
-            out.stride(0) * out.element_size(), OUT_KINDS[out.dtype], threads(),
+            out.stride(0) * out.element_size(), KINDS[out.dtype], threads(),
         )  # fmt: skip
+
+
+def _kind(w: Weight) -> int:
+    return fields_cpu.TABLE4 if w.bits == 4 else w.kind  # bytes of any 4-bit table are read alike
+
+
+def _places(laid: Laid, space: Tensor) -> tuple[int, int, int]:
+    start = space.data_ptr()
+    return start + laid.words, start + laid.scales, start + laid.corrections
+
+
+def _sizes(w: Weight, laid: Laid) -> tuple[int, ...]:
+    """The kernel's arguments from the number of rows to the number of scale blocks."""
+    length, runs = run_length(w), laid.described[-1]
+    return laid.m, w.units, length // w.values, runs, w.block // length if w.blocks > 1 else runs, w.blocks
+
+
+def ready(w: Weight, tensors: list[Tensor], shape: torch.Size, dtype: torch.dtype) -> Call:
+    """`integer` for a prepared weight and a contiguous x [..., K] of one shape: call(x, bias) returns y."""
+    m, kind, size = shape[:-1].numel(), _kind(w), (*shape[:-1], w.n)
+    rows, tokens = tile(m)
+    laid, run, (place,) = Laid.of(w, m, w.k, tokens), product(kind, rows, tokens), slices(w, tensors, 0)
+    known, fixed = byte_table(w, tensors), w.zero_index is None
+    outer = 0 if w.outer_index is None else tensors[w.outer_index].data_ptr()
+    before = (kind, rows, tokens, place.codes, place.scales, w.scale_kind, w.scale_bytes)
+    after = (*_sizes(w, laid), w.tiles, w.n, outer, int(w.outer_rows))
+    stride, out_kind = w.n * dtype.itemsize, KINDS[dtype]
+
+    def call(x: Tensor, bias: Tensor | None) -> Tensor:
+        y = x.new_empty(size, dtype=dtype)
+        table, lift = known if fixed else byte_table(w, tensors)
+        space = _lay_out(laid, x if x.dim() == 2 else x.view(m, w.k), lift)
+        bias = None if bias is None else whole_tiles(bias.float(), w)
+        run(
+            *before, table.data_ptr(), *_places(laid, space), *after, 0 if bias is None else bias.data_ptr(), y.data_ptr(),
+            stride, out_kind, threads(),
+        )  # fmt: skip
+        return y
+
+    return call

@@ -13,6 +13,7 @@ from narrowgate.dispatch import Kernel, Operator, checks_values
 from narrowgate.errors import InputError
 from narrowgate.ops import checks
 from narrowgate.ops.linear.activations import INPUT_SCHEMES
+from narrowgate.ops.ready import Ready, plain
 from narrowgate.packing import Operand, flatten, operand_shape, unflatten
 from narrowgate.packing.operand import fits
 
@@ -107,10 +108,16 @@ def linear(
     >>> torch.equal(linear(torch.eye(32), w), w.dequantize(torch.float32).T)
     True
     """
-    (args, kwargs) = _flatten_linear(
-        x, w, bias, input_scheme=input_scheme, out_dtype=out_dtype, batch_invariant=batch_invariant
-    )
-    return _linear(*args, **kwargs, impl=impl)
+    calls, key = _ready.find(w) if impl is None else None, None
+    if calls is not None and plain(x) and (bias is None or plain(bias)):
+        key = (x.shape, x.dtype, input_scheme, out_dtype, None if bias is None else (bias.shape, bias.dtype))
+        if (call := calls.get(key)) is not None:
+            return call(x, bias)
+    args, kwargs = _flatten_linear(x, w, bias, input_scheme=input_scheme, out_dtype=out_dtype, batch_invariant=batch_invariant)
+    y = _linear(*args, **kwargs, impl=impl)
+    if calls is not None and key is not None and key not in calls:
+        _ready.make(calls, key, x.shape, input_scheme, y.dtype)
+    return y
 
 
 # ---- matmul
@@ -252,3 +259,5 @@ for _operator in (_linear, _matmul, _grouped):
     _name = _operator.name
     _operator.add(Kernel("cpu", f"narrowgate.ops.linear.cpu:{_name}", describe=_describe("cpu", _name)))
     _operator.add(Kernel("gpu", f"narrowgate.ops.linear.gpu:{_name}", _refuse(_name), _describe("gpu", _name)))
+
+_ready = Ready(_linear, "narrowgate.ops.linear.cpu:ready")

@@ -94,3 +94,4 @@ def _all(schemes: list[str]) -> Iterator[str]:
         for rows in (1, 3, 9):
             ops.linear(x[:rows], dense())
     ops.matmul(x[:3, :3], x[:3])
+    ops.quantize_grouped(x[None], torch.tensor([9]), "mxfp8_e4m3", global_scale=1.0)

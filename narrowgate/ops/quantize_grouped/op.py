@@ -14,6 +14,7 @@ from narrowgate.dispatch import Kernel, Operator, checks_values
 from narrowgate.errors import InputError
 from narrowgate.formats.microscaling import BLOCK
 from narrowgate.ops import checks
+from narrowgate.ops.host import host_kernel
 from narrowgate.packing.swizzle import padded_extents
 
 _OP = "quantize_grouped"
@@ -87,6 +88,7 @@ _quantize_grouped = Operator(
     "narrowgate.ops.quantize_grouped.reference:quantize_grouped",
     allocate=_allocate, check=_check, check_values=_check_values, returns=2, has_out=False, flatten=_flatten,
 )  # fmt: skip
+_quantize_grouped.add(host_kernel(f"narrowgate.ops.{_OP}.cpu:{_OP}"))
 _quantize_grouped.add(Kernel("gpu", f"narrowgate.ops.{_OP}.gpu:{_OP}"))
 
 

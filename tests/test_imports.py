@@ -33,6 +33,7 @@ EXTRA = {  # what a layer may import beside those to its left in the chain
     "packing": {"simd"},  # in kernel files only, which are the only ones that may import Numba
     "quantize": {"simd"},
     "ops": {"simd", "tile"},
+    "nn": {"simd", "tile"},
 }
 
 

@@ -18,6 +18,7 @@ from narrowgate.nn.gating import sigmoid
 from narrowgate.nn.linear import PackedLinear, Projections
 from narrowgate.nn.norm import RMSNorm
 from narrowgate.nn.state import KeyValues, Mixer, PooledKeyValues
+from narrowgate.ops.host import missing
 
 _SCORES = 1 << 24  # scores held at once
 
@@ -65,6 +66,11 @@ class GatedAttention(Mixer):
         if batch.positions is not None:
             assert isinstance(state, PooledKeyValues)
             return attend_pooled(q, gate, k, v, state.pool, batch)
+        if batch.one_each and isinstance(state, KeyValues) and _has_kernel(q, k):
+            from narrowgate.nn.attention_cpu import step
+
+            buffers = [state.room(slot, past, 1) for slot, past in zip(batch.slots, batch.past, strict=True)]
+            return step(q, gate, k, v, buffers, batch.past, batch.cos, batch.sin)
         q, dtype = rotate(q.float(), batch.cos, batch.sin), k.dtype
         k = rotate(k.float(), batch.cos, batch.sin).to(dtype)
         y = torch.empty(q.shape, dtype=torch.float32, device=q.device)
@@ -77,6 +83,15 @@ class GatedAttention(Mixer):
                 else:
                     attend(q[rows], keys, values, y[rows])
         return (y * sigmoid(gate)).to(dtype)
+
+
+def _has_kernel(q: Tensor, k: Tensor) -> bool:
+    """Whether a step on the CPU has a compiled kernel: for q [n, H, D] and k [n, Hkv, D]."""
+    if q.device.type != "cpu" or q.shape[0] == 0 or missing():
+        return False
+    from narrowgate.nn.attention_cpu import takes
+
+    return takes(q, k)
 
 
 def attend_pooled(q: Tensor, gate: Tensor, k: Tensor, v: Tensor, pool: Tensor, batch: Ragged) -> Tensor:

@@ -55,14 +55,20 @@ class KeyValues:
 
     def append(self, slot: int, used: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add the keys and values [t, Hkv, D] of new tokens after `used` that the slot has; gives views of all."""
-        new, buffer = k.shape[0], self._buffers[slot]
+        new = k.shape[0]
+        buffer = self.room(slot, used, new)
+        buffer[used : used + new, 0] = k
+        buffer[used : used + new, 1] = v
+        return buffer[: used + new, 0], buffer[: used + new, 1]
+
+    def room(self, slot: int, used: int, new: int) -> Tensor:
+        """The slot's buffer [tokens, 2, Hkv, D], with room for `new` tokens after the `used` ones, which it holds."""
+        buffer = self._buffers[slot]
         if used + new > buffer.shape[0]:
             grown = buffer.new_empty(max(used + new, 2 * buffer.shape[0], _FIRST), *buffer.shape[1:])
             grown[:used] = buffer[:used]
             self._buffers[slot] = buffer = grown
-        buffer[used : used + new, 0] = k
-        buffer[used : used + new, 1] = v
-        return buffer[: used + new, 0], buffer[: used + new, 1]
+        return buffer
 
     @property
     def nbytes(self) -> int:

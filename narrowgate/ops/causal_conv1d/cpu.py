@@ -24,6 +24,7 @@ from narrowgate.simd.cpu_compile import compiled
 from narrowgate.simd.cpu_rows import team
 from narrowgate.simd.cpu_threads import parallel
 from narrowgate.simd.cpu_values import (
+    FLOAT32,
     KINDS,
     NONE,
     load,
@@ -38,6 +39,7 @@ from narrowgate.simd.cpu_values import (
 
 CHANNELS = 256
 PITCH = 4 * CHANNELS  # bytes of a row of scratch
+TURN = 16  # tokens whose outputs are made without reading a tap or a weight again
 assert WIDEST * PITCH == 16384  # the scratch of a task
 ROWS, SEQUENCES, DRAFTS = range(3)  # one token each; cu_seqlens; and the number accepted last time
 
@@ -99,6 +101,37 @@ def keep(kind, to, stride, first, columns, channels, past, taps, x, x_stride, x_
                 write_value(kind, to + (c + i) * stride + j * size, simd.read_f32(lanes + 4 * i))
 
 
+@inline
+def walk4(past, x, x_stride, kind, weights, bias, bias_kind, out, out_stride, out_kind, channels, length, silu):
+    """The outputs of a window of four: weights and the last three entries stay in registers over TURN tokens."""
+    size, out_size = size_of(kind), size_of(out_kind)
+    for start in range(0, length, TURN):
+        for c in range(0, channels, 16):
+            count, spot = min(channels - c, 16), weights + 4 * c
+            v, w = simd.load_f32(spot), simd.load_f32(spot + PITCH)
+            r, s = simd.load_f32(spot + 2 * PITCH), simd.load_f32(spot + 3 * PITCH)
+            first = simd.splat(np.float32(0.0))
+            if bias != 0:
+                first = load_first(bias_kind, bias + c * size_of(bias_kind), count)
+            a = entry(past, 3, x, x_stride, kind, start, c, count)
+            b = entry(past, 3, x, x_stride, kind, start + 1, c, count)
+            d = entry(past, 3, x, x_stride, kind, start + 2, c, count)
+            for t in range(start, min(start + TURN, length)):
+                e = load_first(kind, x + t * x_stride + c * size, count)
+                y = simd.add(simd.add(first, simd.mul(v, a)), simd.mul(w, b))
+                y = simd.add(simd.add(y, simd.mul(r, d)), simd.mul(s, e))
+                store_first(out_kind, out + t * out_stride + c * out_size, math.silu(y) if silu else y, count)
+                a, b, d = b, d, e
+
+
+@numba.njit
+def four(past, x, x_stride, kind, weights, bias, bias_kind, out, out_stride, out_kind, channels, length, silu):
+    if kind == FLOAT32 and out_kind == FLOAT32 and silu:
+        walk4(past, x, x_stride, FLOAT32, weights, bias, bias_kind, out, out_stride, FLOAT32, channels, length, True)
+    else:
+        walk4(past, x, x_stride, kind, weights, bias, bias_kind, out, out_stride, out_kind, channels, length, silu)
+
+
 @numba.njit
 def task(
     index, mode, x, weight, width, bias, state, out, tokens, channels_all, columns, slots, cu, indices, flags, accepted, silu
@@ -130,7 +163,12 @@ def task(
         spread(state[3], row + offset * size_of(state[3]), state[2], taps, channels, past)
     spread(weight[2], weight[0] + first * weight[1], weight[1], width, channels, weights)
     source = x[0] + start * x[1] + first * size_of(x[2])
-    for t in range(length):
+    if width == 4:
+        four(
+            past, source, x[1], x[2], weights, bias[0] and bias[0] + first * size_of(bias[1]), bias[1],
+            out[0] + start * out[1] + first * size_of(out[2]), out[1], out[2], channels, length, silu,
+        )  # fmt: skip
+    for t in range(length if width != 4 else 0):
         to = out[0] + (start + t) * out[1] + first * size_of(out[2])
         for c in range(0, channels, 16):
             count = min(channels - c, 16)

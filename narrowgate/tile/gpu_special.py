@@ -3,8 +3,10 @@
 Bounds, in units of the last place of float32: `exp` 1 (a polynomial; it decays the state, where an error would repeat at every
 token), `sigmoid` and `silu` 4 (the card's own ex2 and reciprocal, each put right by a step of its own: the convolution and the
 gated norm would otherwise wait for arithmetic, not for memory). Below -87.3, where the true value is under 1e-36, sigmoid gives
-0. `softplus` 4. Why not float64 for the gates, a handful of values a head: every program of the packed step computes its head's,
-and the double-precision exp and log then cost a fifth of the step."""
+0. `softplus` 4. `activated` is for results that 16 bits will hold: ex2 and the reciprocal as the card gives them, off by
+4e-7 + 6e-8 |x| of themselves, a thousandth of what the rounding then takes away. Why not float64 for the gates, a handful of
+values a head: every program of the packed step computes its head's, and the double-precision exp and log then cost a fifth of
+the step."""
 
 # mypy: allow-untyped-defs
 import triton
@@ -58,11 +60,16 @@ def _sigmoid(x):
 @triton.jit
 def _reciprocal(d):
     """1 / d for d in 1..2^127, by one step of Newton's."""
+    r = _reciprocal_near(d)
+    return tl.fma(r, tl.fma(_minus(d), r, 1.0), r)
+
+
+@triton.jit
+def _reciprocal_near(d):
     if INTERPRETED:
         return tl.div_rn(1.0, d)
     else:
-        r = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1)
-        return tl.fma(r, tl.fma(_minus(d), r, 1.0), r)
+        return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -87,11 +94,32 @@ def activate(x, name: tl.constexpr):
 
 
 @triton.jit
+def activated(x, name: tl.constexpr, dtype: tl.constexpr):
+    """activate(x, name) to be rounded to `dtype`, by fewer steps where that has 16 bits."""
+    if dtype == tl.float32 or name == "none":
+        return activate(x, name)
+    else:
+        y = _reciprocal_near(1.0 + tl.exp2(x * -1.44269502))
+        return x * y if name == "silu" else y
+
+
+@triton.jit
+def inverse_root(x):
+    """1 / sqrt(x) to one unit of the last place: the card's own and a step of Newton's, which 0 and infinity are spared."""
+    if INTERPRETED:
+        return tl.div_rn(1.0, tl.sqrt_rn(x))
+    else:
+        r = tl.inline_asm_elementwise("rsqrt.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+        better = tl.fma(r * 0.5, tl.fma(_minus(x * r), r, 1.0), r)
+        return tl.where(better == better, better, r)
+
+
+@triton.jit
 def softplus(x):
     """log(1 + e^x) as max(x, 0) + log1p(e^-|x|): nothing overflows, and above 20 the second part is lost in rounding, which is
     the definition's branch. log1p(z) is twice the inverse hyperbolic tangent of s = z / (2 + z), s at most 1/3, by its series."""
     z = exp(-tl.abs(x))
-    s = tl.div_rn(z, 2.0 + z)
+    s = z * _reciprocal(2.0 + z)
     u = s * s
     p = tl.fma(u, 0.0588235294, 0.0666666667)
     p = tl.fma(p, u, 0.0769230769)

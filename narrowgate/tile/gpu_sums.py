@@ -12,6 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from narrowgate.tile.gpu_special import inverse_root
+
 
 @triton.jit
 def steady(base, offsets):
@@ -39,10 +41,9 @@ def columns(BLOCK: tl.constexpr, WIDTH: tl.constexpr, limit, ALIGNED: tl.constex
 
 
 @triton.jit
-def inverse_norm(x, count, eps):
-    """[R, BLOCK] -> [R, 1]: 1 / sqrt(sum x^2 / count + eps). With count 1.0 the L2 norm's: dividing by 1 is exact."""
-    mean = tl.div_rn(tl.sum(x * x, axis=1, keep_dims=True), count)
-    return tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
+def inverse_norm(x, share, eps):
+    """[R, BLOCK] -> [R, 1]: 1 / sqrt(share * sum x^2 + eps). The L2 norm's share is 1.0, the mean's one over the width."""
+    return inverse_root(tl.sum(x * x, axis=1, keep_dims=True) * share + eps)
 
 
 @triton.jit

@@ -99,8 +99,8 @@ COMPILED = """
         with compiling() as kernels:
             function(*args, **kwargs)
         (kernel,) = kernels  # one launch
-        # multiply-adds that are asked for; what sigmoid corrects
-        found = inexact(kernel) - {"fma.rn.f32", "ex2.approx.ftz.f32", "rcp.approx.ftz.f32"}
+        # multiply-adds that are asked for; what sigmoid and norms correct
+        found = inexact(kernel) - {"fma.rn.f32", "ex2.approx.ftz.f32", "rcp.approx.ftz.f32", "rsqrt.approx.f32"}
         assert not found, (function.__name__, found)
         return kernel
 
@@ -138,8 +138,11 @@ COMPILED = """
 
     given = cases_inputs.packed(g, 2, (1, 2), (128, 16), dtype=BF16)
     compiled(gpu_step.gated_delta_rule_packed_step, **given, out=torch.empty(2, 2, 16))
-    given = cases_inputs.speculative(g, [2], [1], [[0, 1]], 2, (1, 2), (128, 16))
-    compiled(gpu_sequence.gated_delta_rule_speculative_step, **given, out=torch.empty_like(given["v"]))
+    several = []  # sequences compile once for whatever heads, rows, lengths and strides
+    for heads, keys, lengths in (((1, 2), (128, 16), [2]), ((3, 9), (128, 37), [1, 2, 1])):
+        given = cases_inputs.speculative(g, lengths, [1] * len(lengths), [[0, 1]] * len(lengths), 2, heads, keys)
+        several.append(compiled(gpu_sequence.gated_delta_rule_speculative_step, **given, out=torch.empty_like(given["v"])))
+    assert several[0] is several[1]
     x, w, state = torch.zeros(32, 512, dtype=BF16), torch.zeros(512, 4, dtype=BF16), torch.zeros(1, 512, 3)
     compiled(conv.causal_conv1d, x, w, None, state, out=x.clone())
     rows, gate, weight = x.view(-1, 128), x.view(-1, 128), torch.ones(128)

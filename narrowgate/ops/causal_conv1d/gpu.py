@@ -18,7 +18,7 @@ from torch import Tensor
 
 from narrowgate.tile.gpu_launch import flags, follow, launch
 from narrowgate.tile.gpu_math import bound, round_to
-from narrowgate.tile.gpu_special import activate
+from narrowgate.tile.gpu_special import activated
 from narrowgate.tile.gpu_sums import single, steady
 
 CHUNK = 8  # tokens of an entry of a work descriptor
@@ -51,6 +51,12 @@ def convolved(y, taps, weight, c, ok, stride_w, W: tl.constexpr, STEADY: tl.cons
     for j in tl.static_range(W):
         y = tl.fma(tl.load(_place(weight, c * stride_w + j, STEADY), ok, other=0.0).to(tl.float32), taps[j], y)
     return y
+
+
+@triton.jit
+def stored(y, activation: tl.constexpr, dtype: tl.constexpr):
+    """What a token's sum becomes: activated and rounded."""
+    return round_to(activated(y, activation, dtype), dtype)
 
 
 @triton.jit
@@ -126,7 +132,7 @@ def _run(
         for i in tl.static_range(W):
             y = tl.fma(weights[i], rows[j + i], y)
         ok = here & (at + j >= first + W - 1) & (at + j < last)
-        tl.store(out + (at + j) * stride_o + c, round_to(activate(y, ACTIVATION), out.dtype.element_ty), ok)
+        tl.store(out + (at + j) * stride_o + c, stored(y, ACTIVATION, out.dtype.element_ty), ok)
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "entries"])
@@ -175,7 +181,7 @@ def _conv_kernel(
             held = here & keep
             for t in range(bound(first), bound(tl.minimum(first + W - 1, last))):
                 y = _dot(x, weight, bias, taps, first, 0, t, c, stride_x, stride_w, here, held, W, BIAS)
-                tl.store(single(out + t * stride_o, c), round_to(activate(y, ACTIVATION), out.dtype.element_ty), here)
+                tl.store(single(out + t * stride_o, c), stored(y, ACTIVATION, out.dtype.element_ty), here)
             for m in tl.static_range(W - 1):
                 tap = _window(x, taps, first, 0, last - first + m, c, stride_x, here, held, W)
                 tl.debug_barrier()
@@ -200,7 +206,7 @@ def _step_kernel(
     y = convolved(y, old, weight, c, here, stride_w, W, False)
     tl.debug_barrier()
     shift(old, taps, c, here, stride_c, W, False)
-    tl.store(out + row * stride_o + c, round_to(activate(y, ACTIVATION), out.dtype.element_ty), here)
+    tl.store(out + row * stride_o + c, stored(y, ACTIVATION, out.dtype.element_ty), here)
 
 
 @triton.jit(do_not_specialize=["tokens", "columns"])
@@ -223,7 +229,7 @@ def _speculative_kernel(
     taps = state + tl.where(live, slot, 0) * stride_s + c.to(tl.int64) * stride_c
     for t in range(bound(first), bound(last)):
         y = _dot(x, weight, bias, taps, first, start, t, c, stride_x, stride_w, here, here, W, BIAS)
-        tl.store(single(out + t * stride_o, c), round_to(activate(y, ACTIVATION), out.dtype.element_ty), here)
+        tl.store(single(out + t * stride_o, c), stored(y, ACTIVATION, out.dtype.element_ty), here)
     for m in range(0, bound(tl.where(live, last - first + W - 2, 0))):  # reads run ahead of writes
         tap = _window(x, taps, first, start, m + 1, c, stride_x, here, here, W)
         tl.debug_barrier()

@@ -47,8 +47,8 @@ def choose(dtypes: set[torch.dtype], heads: int, keys: int, values: int) -> Conf
     cut = (JOINED_RUN, "ieee" if INTERPRETED.value else "bf16x6") if few else (RUN, "")
     if dtypes != {torch.bfloat16}:
         return Config(16, 16, 4, 4, 1, "ieee", *cut)
-    block_v = min(128, max(16, triton.next_power_of_2(values)))
-    return Config(64, block_v, 4, max(4, block_v // 16), 3 if keys <= 128 else 1, "ieee", *cut)
+    block_v = min(64, max(16, triton.next_power_of_2(values)))
+    return Config(64, block_v, 4, 4, 3 if keys <= 128 else 1, "ieee", *cut)
 
 
 def gated_delta_rule(

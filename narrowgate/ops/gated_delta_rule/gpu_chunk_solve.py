@@ -67,14 +67,20 @@ def _solve_kernel(
                 tl.store(where, tl.zeros([C, BV], out.dtype.element_ty), mask=live[:, None] & (v + columns < V)[None, :])
         else:
             i, j, d = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :], tl.arange(0, BK)
+            inside = live[:, None] & (d < K)[None, :]  # all loads stand ahead of the sums, which would hold them back
+            steps = tl.load(g + tokens * g_t + head, mask=live, other=0.0).to(tl.float64)
+            where = tokens[:, None] * k_t + head // RATIO * k_h + d[None, :]
+            keys = tl.load(k + where, mask=inside, other=0.0).to(OPERAND)
+            where = tokens[:, None] * q_t + head // RATIO * q_h + d[None, :]
+            queries = tl.load(q + where, mask=inside, other=0.0).to(OPERAND)
+            strength = tl.load(beta + tokens * beta_t + head, mask=live, other=0.0)
             if (chunk == 0) & (end - start > RUN):  # its last run may be done before its first one has read the state
                 for v in range(0, bound(V), C):
                     rows = (v + tl.arange(0, C))[:, None]
-                    inside = (rows < V) & (d < K)
-                    begin = tl.load(state + slot * state_s + head * state_h + rows * state_v + d, mask=inside, other=0.0)
-                    tl.store(before + ((start // RUN * HV + head) * V + rows) * K + d, begin, mask=inside)
+                    there = (rows < V) & (d < K)
+                    begin = tl.load(state + slot * state_s + head * state_h + rows * state_v + d, mask=there, other=0.0)
+                    tl.store(before + ((start // RUN * HV + head) * V + rows) * K + d, begin, mask=there)
             # Running sums in float64, then as a float32 pair: after one token of -90 plain float32 differences lose 4 digits.
-            steps = tl.load(g + tokens * g_t + head, mask=live, other=0.0).to(tl.float64)
             total = tl.cumsum(tl.maximum(steps, GONE), axis=0)
             last = tl.sum(tl.where(tl.arange(0, C) == C - 1, total, 0.0), axis=0)
             high = total.to(tl.float32)
@@ -86,14 +92,8 @@ def _solve_kernel(
             rest = tl.exp((last - total).to(tl.float32))
             between = (high[:, None] - high[None, :]) + (low[:, None] - low[None, :])
             between = tl.exp(tl.where(i >= j, between, float("-inf")))
-            inside = live[:, None] & (d < K)[None, :]
-            where = tokens[:, None] * k_t + head // RATIO * k_h + d[None, :]
-            keys = tl.load(k + where, mask=inside, other=0.0).to(OPERAND)
-            where = tokens[:, None] * q_t + head // RATIO * q_h + d[None, :]
-            queries = tl.load(q + where, mask=inside, other=0.0).to(OPERAND)
             mixed = round_to(tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale * between, OPERAND)
             overlap = tl.dot(keys, tl.trans(keys), input_precision=PRECISION)
-            strength = tl.load(beta + tokens * beta_t + head, mask=live, other=0.0)
             L = tl.where(i > j, strength[:, None] * overlap * between, 0.0)
             solved = _invert(L, C, OPERAND, PRECISION) * strength[None, :]
             square = AP + (row * HV + head) * (2 * C * C) + i * C + j

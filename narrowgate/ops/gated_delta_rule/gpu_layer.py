@@ -13,12 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from narrowgate.ops.causal_conv1d.gpu import convolved, shift, window
+from narrowgate.ops.causal_conv1d.gpu import convolved, shift, stored, window
 from narrowgate.ops.gated_delta_rule import gpu_token as token
 from narrowgate.strides import aligned
 from narrowgate.tile.gpu_launch import fetch, follow, launch
 from narrowgate.tile.gpu_math import bound, round_to, through
-from narrowgate.tile.gpu_special import activate, exp, log_decay, sigmoid, silu
+from narrowgate.tile.gpu_special import activated, exp, log_decay, sigmoid
 from narrowgate.tile.gpu_sums import block, columns, inverse_norm, steady
 
 
@@ -41,7 +41,7 @@ def _pick(values, i, N: tl.constexpr):
 @triton.jit(do_not_specialize=["limit", "v_limit"])
 def _layer_kernel(
     mixed, z, a, b, weight, taps, A_log, dt_bias, norm, state, indices, arrivals, out,
-    scale, eps, norm_eps, count, slots, limit, v_limit,
+    scale, eps, norm_eps, share, slots, limit, v_limit,
     stride_m, stride_zt, stride_zh, stride_a, stride_b, stride_A, stride_dt, stride_w, stride_ts, stride_tc,
     stride_s, stride_sh, stride_sv, stride_i,
     W: tl.constexpr, RATIO: tl.constexpr, HK: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
@@ -97,7 +97,7 @@ def _layer_kernel(
             betas = betas + (sigmoid(tl.load(b + row * stride_b + at).to(tl.float32)),)  # type: ignore[assignment]  # noqa: RUF005
         values = convolved(tl.zeros([OWN], tl.float32), mine, weight, VALUES + own, own_ok, stride_w, W, False)
         both = convolved(tl.zeros([QK_ROWS, BK], tl.float32), shared, weight, c, c_ok, stride_w, W, True)
-        values, both = round_to(silu(values), dtype), through(silu(both), dtype)
+        values, both = stored(values, "silu", dtype), stored(both, "silu", dtype).to(tl.float32)
         both = through(both * inverse_norm(both, 1.0, eps), dtype)
         q_t, k_t = _row(both, j == 0) * scale, _row(both, j == 1)
         tl.debug_barrier()  # what has been read may be replaced
@@ -127,9 +127,9 @@ def _layer_kernel(
                 tl.store(counter, 0)
     if finish:
         y = tl.load(steady(to, heads * V + d), h_ok & live, other=0.0, cache_modifier=".cg").to(tl.float32)
-        y = y * inverse_norm(y, count, norm_eps)
+        y = y * inverse_norm(y, share, norm_eps)
         y = y * (factor + 0.0)
-        y = y * activate(gate, "silu")
+        y = y * activated(gate, "silu", dtype)
         tl.store(steady(to, heads * V + d), round_to(y, dtype), h_ok)
 
 
@@ -155,7 +155,7 @@ def one_launch(
     whole = WARPS * 128  # values of a tile in which every thread has four of one row
     launch(
         _layer_kernel, rows * key_heads * split, mixed, mixed, z, a, b, weight, taps, A_log, dt_bias, norm, state, state_indices,
-        arrivals, out, scale, eps, norm_eps, float(values), slots, keys, values, mixed.stride(0), *z.stride()[:2], a.stride(0),
+        arrivals, out, scale, eps, norm_eps, 1.0 / values, slots, keys, values, mixed.stride(0), *z.stride()[:2], a.stride(0),
         b.stride(0), A_log.stride(0), dt_bias.stride(0), weight.stride(0), *taps.stride()[:2], *state.stride()[:3],
         state_indices.stride(0), W=weight.shape[1], RATIO=ratio, HK=key_heads, K=keys, V=values, BK=bk, BD=bd, BV=bv, SPLIT=split,
         QK_ROWS=max(2, whole // bk), OWN=triton.next_power_of_2(triton.cdiv(tiles, split) * bv),

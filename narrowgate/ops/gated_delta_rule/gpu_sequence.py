@@ -21,22 +21,22 @@ def _clamped(offsets, i, tokens):
     return tl.minimum(tl.maximum(tl.load(offsets + i).to(tl.int64), 0), tokens)
 
 
-@triton.jit(do_not_specialize=["limit", "tokens", "sequences"])
+@token.unspecialized
 def _sequence_kernel(
-    q, k, v, g, beta, state, offsets, indices, fresh_or_accepted, out, scale, slots, tokens, sequences, column_count, limit,
+    q, k, v, g, beta, state, offsets, indices, fresh_or_accepted, out, scale, slots, tokens, sequences, column_count,
+    heads, ratio, values, limit,
     stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, stride_gt, stride_bt,
     stride_s, stride_sh, stride_sv, stride_i, stride_ot, stride_oh,
-    RATIO: tl.constexpr, VARLEN: tl.constexpr, INDEXED: tl.constexpr, FLAGGED: tl.constexpr, SNAPSHOTS: tl.constexpr,
-    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ALIGNED: tl.constexpr,
+    SNAPSHOTS: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    parts: tl.constexpr = (V + BV - 1) // BV
-    part, head = tl.program_id(0) % parts, tl.program_id(0) // parts % HV
-    i = (tl.program_id(0) // (parts * HV)).to(tl.int64)
-    inside, ok, vs, v_ok, ks, k_ok = token.tile(head, part, stride_sh, stride_sv, limit, K, V, BK, BV, ALIGNED)
+    parts = tl.cdiv(values, BV)
+    part, head = tl.program_id(0) % parts, tl.program_id(0) // parts % heads
+    i = (tl.program_id(0) // (parts * heads)).to(tl.int64)
+    inside, ok, vs, v_ok, ks, k_ok = token.tile(head, part, stride_sh, stride_sv, limit, K, values, BK, BV, ALIGNED)
     out += head * stride_oh + vs
     tokens = tokens.to(tl.int64)
     first, last = tokens * 0, tokens
-    if VARLEN:
+    if offsets is not None:
         first = _clamped(offsets, i, tokens)
         last = tl.maximum(first, _clamped(offsets, i + 1, tokens))
         # rows outside every sequence are zero: the first program clears what lies before, the last what lies behind
@@ -53,17 +53,17 @@ def _sequence_kernel(
         good = (accepted >= 1) & (accepted <= column_count)
         slot = tl.load(indices + i * stride_i + accepted - 1, good, other=-1).to(tl.int64)
         stop = tl.minimum(last, first + column_count)  # a request may have no more tokens than columns
-    elif INDEXED:
+    elif indices is not None:
         slot = tl.load(indices + i * stride_i).to(tl.int64)
     live = (slot >= 0) & (slot < slots)
     stop = tl.where(live, stop, first)
     keep = live
-    if FLAGGED:
+    if fresh_or_accepted is not None and not SNAPSHOTS:
         keep = keep & (tl.load(fresh_or_accepted + i) != 0)
     S = token.load(state + tl.where(live, slot, 0) * stride_s, inside, ok & keep)
     for t in range(bound(first), bound(stop)):
-        k_t = token.load(k + t * stride_kt + head // RATIO * stride_kh, ks, k_ok)
-        q_t = token.load(q + t * stride_qt + head // RATIO * stride_qh, ks, k_ok) * scale
+        k_t = token.load(k + t * stride_kt + head // ratio * stride_kh, ks, k_ok)
+        q_t = token.load(q + t * stride_qt + head // ratio * stride_qh, ks, k_ok) * scale
         v_t = token.load_column(v + t * stride_vt + head * stride_vh + vs, v_ok)
         decay, beta_t = exp(tl.load(g + t * stride_gt + head)), tl.load(beta + t * stride_bt + head)
         S, o = token.advance(S, q_t, k_t, v_t, decay, beta_t)
@@ -106,9 +106,8 @@ def _run(
     programs, constants = token.shape(state, q, k)
     launch(
         _sequence_kernel, sequences * programs, q, q, k, v, g, beta, state, cu_seqlens, indices, third, out, scale,
-        state.shape[0], q.shape[0], sequences, indices.shape[-1] if snapshots and indices is not None else 0, state.shape[3],
-        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], g.stride(0), beta.stride(0), *state.stride()[:3],
-        0 if indices is None else indices.stride(0), *out.stride()[:2], RATIO=v.shape[1] // q.shape[1],
-        VARLEN=cu_seqlens is not None, INDEXED=indices is not None, FLAGGED=third is not None and not snapshots,
+        state.shape[0], q.shape[0], sequences, indices.shape[-1] if snapshots and indices is not None else 0,
+        v.shape[1], v.shape[1] // q.shape[1], *state.shape[2:], *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], g.stride(0),
+        beta.stride(0), *state.stride()[:3], 0 if indices is None else indices.stride(0), *out.stride()[:2],
         SNAPSHOTS=snapshots, **constants,
     )  # fmt: skip

@@ -65,9 +65,9 @@ def _packed_step_kernel(
     if live:
         S = token.load(state + slot * stride_s, inside, ok)
         HK: tl.constexpr = HV // RATIO
-        q_t = token.load(mixed + row * stride_m + head // RATIO * K, ks, k_ok)
-        k_t = token.load(mixed + row * stride_m + HK * K + head // RATIO * K, ks, k_ok)
-        v_t = token.load_column(mixed + row * stride_m + 2 * HK * K + head * V + vs, v_ok)
+        q_t = token.load(mixed + row * stride_m + head // RATIO * limit, ks, k_ok)
+        k_t = token.load(mixed + row * stride_m + (HK + head // RATIO) * limit, ks, k_ok)
+        v_t = token.load_column(mixed + row * stride_m + 2 * HK * limit + head * V + vs, v_ok)
         q_t = q_t * (inverse_norm(q_t, 1.0, 1e-6) * scale)  # never rounded through the activations' dtype
         k_t = k_t * inverse_norm(k_t, 1.0, 1e-6)
         neg_a = -exp(tl.load(A_log + head * stride_A).to(tl.float32))
@@ -92,7 +92,7 @@ def gated_delta_rule_step(
     launch(
         _step_kernel, rows * programs, q, q, k, v, g, beta, state, indices, out, scale, state.shape[0], state.shape[3],
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], g.stride(0), beta.stride(0), *state.stride()[:3], indices.stride(0),
-        *out.stride()[:2], RATIO=v.shape[1] // q.shape[1], INDEXED=indexed, **constants, overlap=True,
+        *out.stride()[:2], RATIO=v.shape[1] // q.shape[1], INDEXED=indexed, HV=v.shape[1], V=v.shape[2], **constants, overlap=True,
     )  # fmt: skip
 
 
@@ -106,5 +106,5 @@ def gated_delta_rule_packed_step(
         _packed_step_kernel, rows * programs, mixed_qkv, mixed_qkv, a, b, A_log, dt_bias, state, state_indices, out, scale,
         slots, keys, mixed_qkv.stride(0), a.stride(0), b.stride(0), A_log.stride(0), dt_bias.stride(0), *state.stride()[:3],
         state_indices.stride(0), *out.stride()[:2], RATIO=heads * 2 * keys // (mixed_qkv.shape[1] - heads * values),
-        ROUND_BETA=round_beta, **constants, overlap=True,
+        ROUND_BETA=round_beta, HV=heads, V=values, **constants, overlap=True,
     )  # fmt: skip

@@ -8,6 +8,7 @@ so prefill in recurrent form, the step, and the speculative step give the same b
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import triton
@@ -17,6 +18,12 @@ from torch import Tensor
 from narrowgate.strides import aligned
 from narrowgate.tile.gpu_math import round_to
 from narrowgate.tile.gpu_sums import block, columns, steady
+
+
+def unspecialized(function: Any) -> Any:
+    """triton.jit, but for no value of an argument anew: what a kernel has to know of its addresses, `steady` says."""
+    names = [n for n, p in inspect.signature(function).parameters.items() if "constexpr" not in str(p.annotation)]
+    return triton.jit(function, do_not_specialize=names)
 
 
 @triton.jit
@@ -36,7 +43,7 @@ def tile(
     stride_v,
     limit,
     K: tl.constexpr,
-    V: tl.constexpr,
+    V,
     BK: tl.constexpr,
     BV: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -73,9 +80,11 @@ TILE = 512  # values of a tile: few registers, many programs (measured, see READ
 
 
 def shape(state: Tensor, *also_read: Tensor) -> tuple[int, dict[str, Any]]:
-    """(programs a row, the constants of a launch) for one token or one sequence a row. The tile's height changes no bit."""
+    """(programs a row, the constants of a launch) for one token or one sequence a row. Neither the tile's height nor K changes a
+    bit: where memory is not aligned, the kernels do not use K."""
     _, heads, values, keys = state.shape
     bk = block(keys)
-    bv = max(1, min(TILE // bk, triton.next_power_of_2(values)))
-    constants = {"HV": heads, "K": keys, "V": values, "BK": bk, "BV": bv, "ALIGNED": aligned(state, *also_read)}
+    bv = max(1, TILE // bk)
+    even = aligned(state, *also_read)
+    constants = {"K": keys if even else bk, "BK": bk, "BV": bv, "ALIGNED": even}
     return heads * triton.cdiv(values, bv), {**constants, "num_warps": 1, "num_stages": 1}

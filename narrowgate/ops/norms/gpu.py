@@ -12,13 +12,13 @@ from torch import Tensor
 from narrowgate.strides import aligned, two_axes
 from narrowgate.tile.gpu_launch import follow, launch
 from narrowgate.tile.gpu_math import round_to, through
-from narrowgate.tile.gpu_special import activate
+from narrowgate.tile.gpu_special import activated
 from narrowgate.tile.gpu_sums import block, columns, inverse_norm, offset, steady
 
 
 @triton.jit(do_not_specialize=["limit"])
 def _norm_kernel(
-    x, delta, gate, weight, out, count, eps, weight_bias, rows, limit,
+    x, delta, gate, weight, out, share, eps, weight_bias, rows, limit,
     x_inner, x_outer, x_step, d_inner, d_outer, d_step, g_inner, g_outer, g_step, o_inner, o_outer, o_step,
     ADDS: tl.constexpr, WEIGHTED: tl.constexpr, GATE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     ALIGNED: tl.constexpr, FOLLOWS: tl.constexpr,
@@ -36,11 +36,11 @@ def _norm_kernel(
         y += tl.load(steady(delta, offset(row, d_inner, d_outer, d_step) + c), ok, other=0.0).to(tl.float32)
         y = through(y, x.dtype.element_ty)
         tl.store(steady(x, offset(row, x_inner, x_outer, x_step) + c), round_to(y, x.dtype.element_ty), ok)
-    y = y * inverse_norm(y, count, eps)
+    y = y * inverse_norm(y, share, eps)
     if WEIGHTED:
         y = y * factor
     if GATE != "none":
-        y = y * activate(z, GATE)
+        y = y * activated(z, GATE, out.dtype.element_ty)
     tl.store(steady(out, offset(row, o_inner, o_outer, o_step) + c), round_to(y, out.dtype.element_ty), ok)
 
 
@@ -66,7 +66,7 @@ def _norm(
         [t for t in (x, delta, gate, weight, out) if t is not None],
     )
     launch(
-        _norm_kernel, triton.cdiv(rows, constants["ROWS"]), x, x, delta, gate, weight, out, float(count), eps, weight_bias, rows, width,
+        _norm_kernel, triton.cdiv(rows, constants["ROWS"]), x, x, delta, gate, weight, out, 1.0 / count, eps, weight_bias, rows, width,
         *(axis for t in (x, delta, gate, out) for axis in ((1, 0, 0) if t is None else two_axes(t))),
         ADDS=delta is not None, WEIGHTED=weight is not None, GATE=activation, WIDTH=width, ALIGNED=aligned(*given),
         **constants, overlap=True,

@@ -15,7 +15,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from narrowgate.ops.linear.gpu_few import _code, _pieces, _unit
+from narrowgate.ops.linear.gpu_few import _code, _pieces
 from narrowgate.tile.gpu_special import silu
 
 
@@ -112,7 +112,7 @@ def _multiplied(
                 operands = operands + (x[d * X + i],)
             for i in gl.static_range(FACTORS):
                 operands = operands + (scales[d * SCALES + tile * FACTORS + i],)
-            new = new + _unit(ASM, CONSTRAINTS, operands, OF // 4)
+            new = new + gl.inline_asm_elementwise(ASM, CONSTRAINTS, operands, dtype=(gl.float32,) * OF, is_pure=True, pack=1)
         sums = new
     return sums
 
@@ -146,7 +146,7 @@ def experts_kernel(
     """Program (tile, pair): 32 rows of the expert of pair = token * (TOP + 1) + place; the last place is the shared expert (own_*).
 
     GATED: x [T, K], out [T (TOP + 1), N / 2]. Else x [T (TOP + 1), K], out [T (TOP + 1), N], and where MIX mixed [T, N], whose
-    weights [T, TOP + 1] are float32 and whose counts [T, N / 32] are zeros. w, scale: planes and columns, as few_kernel reads them.
+    weights [T, TOP + 1] are float32 and whose counts [T, N / 32] are zeros, before and after. w, scale: as few_kernel reads them.
     ONCE: no warp has more than DEPTH units. The experts must have been written two launches ago or before where not GATED.
     """
     LANES: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [WARPS, 1], [1, 0])
@@ -222,8 +222,9 @@ def experts_kernel(
             gl.store(out_ptr + at, rounded[i], mask=one % 4 == 0)
         if MIX:
             gl.thread_barrier()
-            here = gl.atomic_add(counts_ptr + token * gl.num_programs(0) + tile, 1, sem="acq_rel", scope="gpu")
-            if here == TOP:
+            count_ptr = counts_ptr + token * gl.num_programs(0) + tile
+            if gl.atomic_add(count_ptr, 1, sem="acq_rel", scope="gpu") == TOP:
+                gl.store(count_ptr, 0)
                 total = gl.zeros([32], gl.float32, ONE)
                 column = tile * 32 + one
                 for k in gl.static_range(TOP + 1):

@@ -2,8 +2,8 @@
 
 A field vector holds a code in the low bits of each lane; what stands above it is ignored. Elements of up to four bits
 read a table of 16 (two-bit codes a table that repeats), 6-bit floats a table of 32 magnitudes and a sign, so one kernel
-serves every scheme of a width and the table is data. Where AVX-512 looks up 16-bit words and every entry is a bfloat16 (`PAIR4`,
-6-bit floats), one look-up serves two fields, 16 bits apart, which halves the work of the busiest port. E4M3 is integer
+serves every scheme of a width and the table is data. Where every entry is a bfloat16 (`PAIR4`, 6-bit floats), AVX-512 looks up
+16-bit words, so that one look-up serves two fields, 16 bits apart, and AVX2 bytes, two for four fields of four bits. E4M3 is integer
 arithmetic, E5M2 and float16 are the conversion instruction. Exact, NaN and infinity codes included."""
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ NAMES = (
 def decode(b: ir.IRBuilder, kind: int, field: ir.Value, low: ir.Value, high: ir.Value) -> ir.Value:
     """Values of fields. low, high: the table's halves (F32); for UNSIGNED8 `low` is the zero point."""
     if kind in (TABLE4, TABLE2, PAIR4):
-        return simd.permute.emit(b, low, field)
+        look_up = simd.permute_repeated if kind == TABLE2 else simd.permute
+        return look_up.emit(b, low, field)
     if kind == TABLE6:
         magnitude = simd.permute2.emit(b, low, high, field)
         sign = b.and_(b.shl(field, constant(26)), constant(-(2**31)))
@@ -73,6 +74,10 @@ def unit_values(b: ir.IRBuilder, kind: int, words: list[ir.Value], low: ir.Value
         pairs = _pairs4(b, words, low) if kind == PAIR4 else _pairs6(b, words, low, high)
         yield from (b.bitcast(b.shl(pair, constant(16)), VF) for pair in pairs)
         yield from (b.bitcast(b.and_(pair, constant(-65536)), VF) for pair in pairs)
+    elif kind in (PAIR4, TABLE6):
+        pairs = _octets4(b, words[0], low) if kind == PAIR4 else _octets6(b, words, low, high)
+        yield from (b.bitcast(b.shl(pair, constant(16)), VF) for pair in pairs)
+        yield from (b.bitcast(b.and_(pair, constant(-65536)), VF) for pair in pairs)
     elif kind == SIGNED8:
         yield from _signed8(b, words[0])
     elif FEATURES.avx512 and kind == E4M3:
@@ -97,10 +102,62 @@ def _pairs4(b: ir.IRBuilder, words: list[ir.Value], low: ir.Value) -> list[ir.Va
     return [b.bitcast(simd.call(b, "llvm.x86.avx512.permvar.hi.512", _VH, table, index), VI) for index in shifted]
 
 
+def _octets(b: ir.IRBuilder, table: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """The upper and the lower byte of sixteen bfloat16 as tables of bytes. Nothing of it is left in a loop."""
+    shorts, octets, every = (
+        b.lshr(b.bitcast(table, VI), constant(16)),
+        ir.VectorType(ir.IntType(8), 16),
+        [i % 16 for i in range(64)],
+    )
+    upper, lower = (
+        b.bitcast(
+            b.shuffle_vector(t, ir.Constant(octets, ir.Undefined), constant([*every], ir.VectorType(ir.IntType(32), 64))), VI
+        )
+        for t in (b.trunc(b.lshr(shorts, constant(8)), octets), b.trunc(shorts, octets))
+    )
+    return upper, lower
+
+
+def _look_up(b: ir.IRBuilder, table: ir.Value, index: ir.Value) -> ir.Value:
+    return b.bitcast(simd.permute_bytes.emit(b, table, b.bitcast(index, VI)), _VH)
+
+
+def _octets4(b: ir.IRBuilder, word: ir.Value, low: ir.Value) -> list[ir.Value]:
+    """As `_pairs4` with look-ups of bytes: the two bytes of four fields in one each, then woven together."""
+    tables, eight, woven = _octets(b, low), constant(8, _VH), []
+    for source in (word, b.lshr(word, constant(4))):
+        upper, lower = (_look_up(b, table, b.and_(source, constant(0x0F0F0F0F))) for table in tables)
+        even = b.or_(b.shl(upper, eight), b.and_(lower, constant(0xFF, _VH)))
+        odd = b.or_(b.and_(upper, constant(-256, _VH)), b.lshr(lower, eight))
+        woven.append((b.bitcast(even, VI), b.bitcast(odd, VI)))
+    return [woven[j % 2][j // 2] for j in range(4)]
+
+
+def _octets6(b: ir.IRBuilder, words: list[ir.Value], low: ir.Value, high: ir.Value) -> list[ir.Value]:
+    """As `_pairs6` with look-ups of bytes, which give 0 for an index of 128 and more: so each half of the table is asked with an
+    index that the other half's codes take above, and their answers are joined."""
+    first, second = _octets(b, low), _octets(b, high)
+    pairs = []
+    for index in _fields6(b, words):
+        code = b.and_(index, constant(31, _VH))
+        below, above = b.add(code, constant(0x8070 - 65536, _VH)), b.add(code, constant(0x80F0 - 65536, _VH))
+        upper, lower = (b.or_(_look_up(b, p, below), _look_up(b, q, above)) for p, q in zip(first, second, strict=True))
+        sign = b.and_(b.shl(index, constant(10, _VH)), constant(-0x8000, _VH))
+        pairs.append(b.bitcast(b.or_(b.or_(b.shl(upper, constant(8, _VH)), lower), sign), VI))
+    return pairs
+
+
 def _pairs6(b: ir.IRBuilder, words: list[ir.Value], low: ir.Value, high: ir.Value) -> list[ir.Value]:
-    """Pair j: fields j and j + 8, which lie 48 bits apart: so halves 0 and 3, 1 and 4, 2 and 5 of the unit side by side."""
+    """Pair j: the bfloat16 of fields j and j + 8."""
     table = _upper_halves(b, low, high)
     negative = b.or_(table, constant(-0x8000, _VH))
+    looked = (simd.call(b, "llvm.x86.avx512.vpermi2var.hi.512", _VH, table, i, negative) for i in _fields6(b, words))
+    return [b.bitcast(pair, VI) for pair in looked]
+
+
+def _fields6(b: ir.IRBuilder, words: list[ir.Value]) -> list[ir.Value]:
+    """Fields j and j + 8 low in the halves of a lane. They lie 48 bits apart: so halves 0 and 3, 1 and 4, 2 and 5 of the unit are put
+    side by side."""
     below, above = constant(0xFFFF), constant(-65536)
     halves = [
         b.or_(b.and_(words[0], below), b.and_(words[1], above)),
@@ -108,14 +165,14 @@ def _pairs6(b: ir.IRBuilder, words: list[ir.Value], low: ir.Value, high: ir.Valu
         b.or_(b.and_(words[1], below), b.and_(words[2], above)),
     ]
     source = [b.bitcast(h, _VH) for h in halves]
-    pairs = []
+    fields = []
     for j in range(8):
         first, shift = 6 * j // 16, 6 * j % 16
         index = b.lshr(source[first], constant(shift, _VH)) if shift else source[first]
         if shift > 10:
             index = b.or_(index, b.shl(source[first + 1], constant(16 - shift, _VH)))
-        pairs.append(b.bitcast(simd.call(b, "llvm.x86.avx512.vpermi2var.hi.512", _VH, table, index, negative), VI))
-    return pairs
+        fields.append(index)
+    return fields
 
 
 def _e4m3_magnitudes() -> list[int]:

@@ -566,6 +566,15 @@ def permute(b, table, index):
     return _join(b, *parts)
 
 
+@vector_op(F32, F32, I32)
+def permute_repeated(b, table, index):
+    """`permute` of a table whose halves are the same."""
+    if FEATURES.avx512:
+        return permute.emit(b, table, index)
+    low, _ = _halves(b, table)
+    return _join(b, *(_permute8(b, low, i) for i in _halves(b, index)))
+
+
 @vector_op(F32, F32, F32, I32)
 def permute2(b, low, high, index):
     """The 32-entry table low, high at index & 31."""
@@ -579,7 +588,7 @@ _VB64 = ir.VectorType(_BYTE, 64)
 
 @vector_op(I32, I32, I32)
 def permute_bytes(b, table, index):
-    """Bytes of each 128-bit quarter of `table` at the low four bits of each byte of `index` (which must be below 128)."""
+    """Bytes of each 128-bit quarter of `table` at the low four bits of each byte of `index`; 0 where that is 128 or more."""
     table, index = b.bitcast(table, _VB64), b.bitcast(index, _VB64)
     if FEATURES.avx512:
         return b.bitcast(call(b, "llvm.x86.avx512.pshuf.b.512", _VB64, table, index), VI)

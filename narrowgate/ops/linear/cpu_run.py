@@ -18,6 +18,7 @@ from narrowgate.ops.linear import cpu_exact, cpu_ordered, cpu_stage
 from narrowgate.ops.linear.reading import Weight, tables
 from narrowgate.packing import fields_cpu, lanes_cpu
 from narrowgate.simd.cpu_compile import compiled
+from narrowgate.simd.cpu_features import FEATURES
 from narrowgate.simd.cpu_threads import threads
 from narrowgate.simd.cpu_values import KINDS
 
@@ -38,6 +39,8 @@ def product(kind: int, rows: int, tokens: int) -> Any:
 
 def tile(rows: int, kind: int) -> tuple[int, int]:
     """(vectors of output rows, tokens) of the kernel for a number of activation rows; the sums are the same for all."""
+    if not FEATURES.avx512:  # half as many registers of half the width
+        return (2, 1) if rows == 1 else (1, 4)
     if rows == 1:
         return (3 if kind == fields_cpu.TABLE6 else 4, 1)  # 6-bit floats keep eight looked-up pairs a vector in registers
     return (2, 4) if rows <= 4 else (1, 8)
